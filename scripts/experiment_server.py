@@ -14,7 +14,7 @@ class ExperimentServer:
         self.log = ""
         self.port = int(re.search(r"listens on http://[^:]+:(\d+)", self.wait_for("listens on"))[1])
         self.wait_for("serving ")
-        self.reader = threading.Thread(target=self.process.stderr.read, daemon=True)  # else it would wait for us
+        self.reader = threading.Thread(target=self.read_log, daemon=True)  # else it would wait for us
         self.reader.start()
         self.model = json.loads(self.call("GET", "/v1/models"))["data"][0]["id"]
 
@@ -24,6 +24,10 @@ class ExperimentServer:
             if text in line:
                 return line
         raise SystemExit(f"the server ended:\n{self.log}")
+
+    def read_log(self):
+        for line in self.process.stderr:
+            self.log += line
 
     def open(self, method, path, body=None):
         """The response, whose body is still to be read."""

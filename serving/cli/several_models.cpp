@@ -1,5 +1,6 @@
 #include "serving/cli/several_models.h"
 
+#include <algorithm>
 #include <limits>
 #include <string>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "serving/cli/serving_setup.h"
 #include "serving/multi/model_needs.h"
 #include "serving/multi/models_file.h"
+#include "serving/online/engine_plan.h"
 
 namespace moesaic {
 namespace {
@@ -74,13 +76,22 @@ void SeveralModels::Start(Server& server, uint64_t reserved_bytes) {
             FormatBytes(need.most_bytes));
     models.push_back(RegistryModel(entries_[i], plan.needs[i], plan.start_shares[i]));
   }
+  Gauge& memory = all_metrics_.GetGauge(
+      "moe_memory_ledger_bytes",
+      "Memory that models have by their ledgers, those that are being loaded or unloaded among "
+      "them, and requests that are read: no less than the process has");
+  // Without a model there is the process.
+  const auto show_memory = [&memory, request_bytes](uint64_t bytes) {
+    memory.Set(static_cast<double>(request_bytes + std::max(bytes, kProcessBytes)));
+  };
+  show_memory(0);
   registry_ = std::make_unique<ModelRegistry>(
       plan.memory_bytes, std::move(models),
       [this](size_t model, uint64_t bytes, const ModelRegistry::Loading& loading) {
         return Load(model, bytes, loading);
       },
       [&server](std::vector<ServedModel> now) { server.SetModels(std::move(now)); },
-      [this](const ExpertPools& pools) { ShowPools(pools); });
+      [this](const ExpertPools& pools) { ShowPools(pools); }, show_memory);
   server.SetManager(registry_.get());
   registry_->Start();
   registry_->WaitStarted(std::chrono::steady_clock::time_point::max());

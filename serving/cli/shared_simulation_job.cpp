@@ -94,6 +94,8 @@ nlohmann::ordered_json ToJson(const SharedResult& result, const Latencies& laten
   uint64_t moved = 0;
   int64_t blocked_ns = 0;
   int64_t loads = 0;
+  uint64_t accesses = 0;
+  uint64_t hits = 0;
   auto models = nlohmann::ordered_json::array();
   for (size_t i = 0; i < result.models.size(); ++i) {
     const SharedResult::Model& model = result.models[i];
@@ -101,6 +103,8 @@ nlohmann::ordered_json ToJson(const SharedResult& result, const Latencies& laten
     moved += model.given_bytes;
     blocked_ns += model.blocked_ns;
     loads += model.loads;
+    accesses += model.expert_accesses;
+    hits += model.hits;
     nlohmann::ordered_json of_model = Summary(latencies.of_model[i]);
     of_model["steps"] = model.steps;
     of_model["loads"] = model.loads;
@@ -116,6 +120,8 @@ nlohmann::ordered_json ToJson(const SharedResult& result, const Latencies& laten
   json["moved_bytes"] = moved;
   json["blocked_s"] = static_cast<double>(blocked_ns) * 1e-9;
   json["loads"] = loads;
+  json["hit_rate"] =
+      static_cast<double>(hits) / static_cast<double>(std::max<uint64_t>(1, accesses));
   json["most_bytes"] = result.most_bytes;
   json["seconds"] = static_cast<double>(result.end_ns) * 1e-9;
   json["models"] = std::move(models);
@@ -186,6 +192,13 @@ void SharedSimulationJob::AddOptions(OptionTable& table) {
              "Bytes of an expert, of all models or of each: 768KiB,3MiB. Must be given.", section});
   table.Add({"other-size", &other_size_, "LIST",
              "Memory that a model takes besides experts, of all or of each.", section});
+  table.Add({"load-ms", &load_ms_, "LIST",
+             "What loading a model as a whole takes before anything of it is read, of all or of "
+             "each.",
+             section});
+  table.Add({"preload", &preload_, "",
+             "Begin with empty caches, not with what servers read before the first request.",
+             section});
   table.Add({"min-experts", &min_experts_, "SIZE",
              "Memory of experts that a model keeps in any case; a share is one of its own experts.",
              section});
@@ -270,6 +283,8 @@ nlohmann::ordered_json SharedSimulationJob::Run(const Common& common) const {
   CheckCount(expert_bytes, count, "expert-size");
   CheckCount(other_bytes, count, "other-size");
   CheckCount(expert_us, count, "expert-compute-us");
+  const std::vector<double> load_ms = ParseNumbers(load_ms_, "load-ms");
+  CheckCount(load_ms, count, "load-ms");
   CheckCount(common.layer_compute_us, count, "layer-compute-us");
   std::vector<RoutingTrace> traces;
   traces.reserve(count);
@@ -284,6 +299,7 @@ nlohmann::ordered_json SharedSimulationJob::Run(const Common& common) const {
     model.other_bytes = Of(other_bytes, i);
     model.layer_compute_ns = NanosecondsOf(Of(common.layer_compute_us, i));
     model.expert_compute_ns = NanosecondsOf(Of(expert_us, i));
+    model.load_ns = NanosecondsOf(1000 * Of(load_ms, i));
     const uint64_t experts = CheckedMul(
         model.expert_bytes,
         static_cast<uint64_t>(header.num_layers) * static_cast<uint64_t>(header.num_experts),
@@ -296,6 +312,7 @@ nlohmann::ordered_json SharedSimulationJob::Run(const Common& common) const {
   SharedOptions options;
   options.memory_bytes = memory_.BytesOf(whole_bytes);
   options.link_bytes_per_s = link_rate_;
+  options.preload = preload_;
   options.most_seqs = most_seqs_;
   options.predictor = common.predictor;
   options.prefetch = common.prefetch;

@@ -38,6 +38,7 @@ class SharedSimulationJob {
   std::string expert_compute_us_ = "0";
   std::string expert_size_;
   std::string other_size_ = "0";
+  std::string load_ms_ = "0";
   MemorySize memory_;
   MemorySize min_experts_ = "5%";
   uint64_t link_rate_ = 1'000'000'000;
@@ -49,6 +50,7 @@ class SharedSimulationJob {
   int64_t most_seqs_ = 64;
   double rate_ = 0;
   double warm_up_s_ = 0;
+  bool preload_ = true;
 };
 
 // "700,900" as numbers from 0 on. Throws Error(kInvalidArgument) that names the option.

@@ -119,6 +119,21 @@ EngineMetrics::EngineMetrics(MetricsRegistry& r, bool with_devices)
   }
 }
 
+void EngineMetrics::SetModuleBatchSizes(int64_t tokens, int64_t lines,
+                                        double predicted_tokens_per_s) {
+  registry_.GetGauge("moe_module_batch_most_tokens", "Tokens of a module batch of lines, at most")
+      .Set(static_cast<double>(tokens));
+  registry_
+      .GetGauge("moe_module_batch_most_lines",
+                "Lines of batches that run at once as module batches")
+      .Set(static_cast<double>(lines));
+  registry_
+      .GetGauge("moe_module_batch_predicted_tokens_per_second",
+                "Tokens of lines alone that were predicted from measured times of the model's "
+                "modules, which planned these sizes; 0: there were none, they are by rule")
+      .Set(predicted_tokens_per_s);
+}
+
 void EngineMetrics::AddStep(const StepStats& stats) {
   for (const StepCounter& of_steps : of_steps_) of_steps.counter.Add(of_steps.amount(stats));
   for (size_t i = 0; i < foreseen_.size(); ++i) {

@@ -53,6 +53,9 @@ class EngineMetrics {
   void SetModuleBatch(int64_t tokens, double progress);
   // module_batch_rows, foreseen and whole_layers of these.
   void SetFetchOrders(const EngineStep::Experts& experts);
+  // Sizes of module batches of lines, and tokens a second where these were planned (0: they were
+  // not).
+  void SetModuleBatchSizes(int64_t tokens, int64_t lines, double predicted_tokens_per_s);
   void AddModuleBatch() { module_batches_.Add(); }
   void AddModuleBatchPause() { module_batch_pauses_.Add(); }
   // A block of it ended before its time, for others.

@@ -22,32 +22,28 @@ constexpr int64_t kReturnNs = 10'000'000'000;
 
 bool IsBusy(const EngineStatus& status) { return status.running + status.waiting > 0; }
 
-std::vector<ModelRoster::Rules> RulesOf(const std::vector<ModelRegistry::Model>& models) {
-  std::vector<ModelRoster::Rules> rules;
-  rules.reserve(models.size());
-  for (const ModelRegistry::Model& model : models) rules.push_back(model.rules);
-  return rules;
-}
-
-std::vector<ExpertPools::Rules> PoolsOf(const std::vector<ModelRegistry::Model>& models) {
-  std::vector<ExpertPools::Rules> rules;
-  rules.reserve(models.size());
-  for (const ModelRegistry::Model& model : models) rules.push_back(model.experts);
-  return rules;
+template <typename T>
+std::vector<T> OfEach(const std::vector<ModelRegistry::Model>& models,
+                      T ModelRegistry::Model::*part) {
+  std::vector<T> parts;
+  parts.reserve(models.size());
+  for (const ModelRegistry::Model& model : models) parts.push_back(model.*part);
+  return parts;
 }
 
 }  // namespace
 
 ModelRegistry::ModelRegistry(uint64_t memory_bytes, std::vector<Model> models, Loader load,
-                             Publish publish, OnPools on_pools)
+                             Publish publish, OnPools on_pools, OnMemory on_memory)
     : models_(std::move(models)),
       load_(std::move(load)),
       publish_(std::move(publish)),
       on_pools_(std::move(on_pools)),
-      roster_(memory_bytes, RulesOf(models_)),
+      on_memory_(std::move(on_memory)),
+      roster_(memory_bytes, OfEach(models_, &Model::rules)),
       bytes_(models_.size()),
       waiting_(models_.size()),
-      pools_(PoolsOf(models_)) {
+      pools_(OfEach(models_, &Model::experts)) {
   for (size_t i = 0; i < models_.size(); ++i) {
     CHECK(!models_[i].names.empty());
     for (const std::string& name : models_[i].names) CHECK(by_name_.emplace(name, i).second);
@@ -244,6 +240,7 @@ void ModelRegistry::EndEngines() {
     ReturnFreedMemory();
     MutexLock lock(mutex_);
     roster_.Gone(grave->bytes);
+    TellMemory();
   }
 }
 
@@ -320,6 +317,7 @@ void ModelRegistry::LoadNow(const Order& order) {
   {
     MutexLock lock(mutex_);
     roster_.BeginLoad(model, *bytes);
+    TellMemory();
     served_[model].state = ModelState::kLoading;
     served_[model].load_progress = 0;
     served_[model].why_failed.clear();
@@ -351,6 +349,7 @@ void ModelRegistry::LoadNow(const Order& order) {
     LogError("{} could not be loaded: {}", id, error.what());
     MutexLock lock(mutex_);
     roster_.Failed(model, error.what(), has_engine);
+    TellMemory();
     served_[model].state = ModelState::kFailed;
     served_[model].why_failed = error.what();
     why_not = ModelNotLoaded(served_[model]);
@@ -431,6 +430,7 @@ void ModelRegistry::CountPools() {
       served_[i].memory_bytes = held.bytes;
       served_[i].shrunk = held.shrunk;
     }
+    TellMemory();
   }
   if (changed) PublishNow();
 }
@@ -464,9 +464,8 @@ bool ModelRegistry::ShrinkOthers(size_t model) {
     {
       MutexLock lock(mutex_);
       if (stop_) return false;
-      const uint64_t there = roster_.free_bytes();
       const uint64_t least = models_[model].rules.need.least_bytes;
-      missing = least - std::min(least, there);
+      missing = least - std::min(least, roster_.free_bytes());
     }
     if (missing == 0) return true;
     if (!asked && !pools_.Reclaim(missing)) return false;

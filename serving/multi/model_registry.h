@@ -60,10 +60,13 @@ class ModelRegistry : public ModelManager {
   using Publish = std::function<void(std::vector<ServedModel> models)>;
   // For metrics: what memory of experts the models have now. On the registry's thread.
   using OnPools = std::function<void(const ExpertPools& pools)>;
+  // Likewise: what all models have of the memory by their ledgers, those that are being loaded or
+  // ended among them. Told before anything more is taken and after it was given back.
+  using OnMemory = std::function<void(uint64_t bytes)>;
 
   // No two models have a name in common.
   ModelRegistry(uint64_t memory_bytes, std::vector<Model> models, Loader load, Publish publish,
-                OnPools on_pools = nullptr);
+                OnPools on_pools = nullptr, OnMemory on_memory = nullptr);
   ~ModelRegistry() override;  // Stop
   ModelRegistry(const ModelRegistry&) = delete;
   ModelRegistry& operator=(const ModelRegistry&) = delete;
@@ -97,6 +100,9 @@ class ModelRegistry : public ModelManager {
   int64_t NowNs() const { return clock_.NowNs(); }
   std::optional<size_t> Find(std::string_view name) const;
   std::vector<uint8_t> Busy() const REQUIRES(mutex_);
+  void TellMemory() const REQUIRES(mutex_) {
+    if (on_memory_) on_memory_(roster_.memory_bytes() - roster_.free_bytes());
+  }
   MemoryLedger Ledger(size_t wanted) const REQUIRES(mutex_);
 
   // The registry's thread.
@@ -126,6 +132,7 @@ class ModelRegistry : public ModelManager {
   const Loader load_;
   const Publish publish_;
   const OnPools on_pools_;
+  const OnMemory on_memory_;
   // Shared with the engines, which come back to it.
   const std::shared_ptr<EngineGraves> graves_ = std::make_shared<EngineGraves>();
 

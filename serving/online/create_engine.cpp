@@ -118,6 +118,10 @@ void Load(EngineSetup& setup, MetricsRegistry& registry,
   const EngineOptions& options = setup.options;
   const EnginePlan& plan = setup.plan;
   parts.metrics = std::make_unique<EngineMetrics>(registry, options.devices.count > 0);
+  if (options.serves_batches) {
+    const ModuleBatchPlan& lines = plan.module_batches;
+    parts.metrics->SetModuleBatchSizes(lines.tokens, lines.sequences, lines.predicted_tokens_per_s);
+  }
   if (!options.state_file.empty()) CheckStatePlace(options.state_file);
   if (!options.kv_store.empty()) CheckKvStorePlace(options.kv_store);
   FillParts(options, setup.files, parts);

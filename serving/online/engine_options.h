@@ -89,10 +89,11 @@ struct EngineOptions {
   // or as much as a step takes.
   int64_t prefill_turn_ms = 100;
   ModuleBatches module_batches = ModuleBatches::kAuto;
-  int64_t batch_num_seqs = 0;   // lines that run at once in module batches; 0: chosen
-  bool serves_batches = false;  // who serves has batches: there is to be room for them
-  int64_t state_snapshots = 4;  // recurrent states that are kept for prefixes, at most
-  int64_t max_queue = 256;      // requests waiting beyond those that run
+  int64_t batch_num_seqs = 0;            // lines that run at once in module batches; 0: chosen
+  int64_t batch_num_batched_tokens = 0;  // of a module batch of lines; 0: chosen
+  bool serves_batches = false;           // who serves has batches: there is to be room for them
+  int64_t state_snapshots = 4;           // recurrent states that are kept for prefixes, at most
+  int64_t max_queue = 256;               // requests waiting beyond those that run
   // Of throughput mode. nullopt, 0: as the planner says.
   std::optional<ScheduleKind> schedule = std::nullopt;
   int64_t micro_batches = 0;

@@ -310,9 +310,17 @@ void AddBatchingSettings(EngineOptions& options, bool visible, OptionTable& tabl
                 .target = &options.batch_num_seqs,
                 .help = "Lines of batches that run at the same time as module batches, beside "
                         "--max-num-seqs requests, as far as there is memory for their keys and "
-                        "values. 0: four times --max-num-seqs.",
+                        "values. 0: as measured times of the model's modules say, where there are "
+                        "any (`moesaic profile --model`), else four times --max-num-seqs.",
                 .min = 0,
                 .max = 65536});
+  batching.Add({.name = "batch-num-batched-tokens",
+                .target = &options.batch_num_batched_tokens,
+                .help = "Tokens of a module batch of lines, a step's at least, as far as there is "
+                        "memory for their rows. 0: likewise, or four times "
+                        "--max-num-batched-tokens.",
+                .min = 0,
+                .max = 1e7});
   batching.Add({.name = "schedule",
                 .target = AutoOrOneOf(&options.schedule, kBatchSchedules),
                 .help = "Order of a pass, in throughput mode. module: one module after another "

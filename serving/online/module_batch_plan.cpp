@@ -13,6 +13,9 @@ namespace {
 // Of a module batch, in steps: prompts that join are read for as many rows as decode.
 constexpr int64_t kStepsOfRows = 4;
 
+// More are in no plan.
+constexpr uint64_t kMostRows = uint64_t{1} << 30;
+
 // Lines that run at once, for each request that may: experts are read for all of them once, and
 // memory for keys and values bounds them as well.
 constexpr int64_t kLinesPerSequence = 4;
@@ -47,22 +50,30 @@ ModuleBatchPlan PlanModuleBatches(const EngineOptions& options, const ModelConfi
   plan.sequences = LinesBeside(options, config);
   const int64_t step = options.max_num_batched_tokens;
   const uint64_t most = most_bytes / LayerPass::Bytes(config, 1);
-  int64_t rows = kStepsOfRows * step;
-  if (most < static_cast<uint64_t>(rows)) rows = static_cast<int64_t>(most) / step * step;
+  int64_t rows = options.batch_num_batched_tokens > 0
+                     ? std::max(step, options.batch_num_batched_tokens)
+                     : kStepsOfRows * step;
+  plan.most_tokens = static_cast<int64_t>(std::min<uint64_t>(most, kMostRows)) / step * step;
+  if (most < static_cast<uint64_t>(rows)) rows = plan.most_tokens;
   if (rows == 0) return plan;
   plan.tokens = rows;
   plan.bytes = LayerPass::Bytes(config, rows);
   return plan;
 }
 
-int64_t MostLines(const EngineOptions& options) {
+int64_t LinesOf(const EngineOptions& options) {
   if (options.module_batches == ModuleBatches::kOff) return options.max_num_seqs;
   return options.batch_num_seqs > 0 ? options.batch_num_seqs
                                     : kLinesPerSequence * options.max_num_seqs;
 }
 
+int64_t MostLines(const EngineOptions& options) {
+  const bool open = options.module_batches != ModuleBatches::kOff && options.batch_num_seqs == 0;
+  return open ? kMostLinesPerSequence * options.max_num_seqs : LinesOf(options);
+}
+
 int64_t LinesBeside(const EngineOptions& options, const ModelConfig& config) {
-  return Possible(options) && Model::StateSlotBytes(config) == 0 ? MostLines(options) : 0;
+  return Possible(options) && Model::StateSlotBytes(config) == 0 ? LinesOf(options) : 0;
 }
 
 }  // namespace moesaic

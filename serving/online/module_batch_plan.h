@@ -14,9 +14,11 @@ namespace moesaic {
 
 struct ModuleBatchPlan {
   ModuleBatches choice = ModuleBatches::kOff;
-  int64_t tokens = 0;     // of a module batch, at most; 0: there are none
-  int64_t sequences = 0;  // of lines, that run at once beside others'; 0: they share their places
-  uint64_t bytes = 0;     // that the rows take
+  int64_t tokens = 0;       // of a module batch, at most; 0: there are none
+  int64_t sequences = 0;    // of lines, that run at once beside others'; 0: they share their places
+  uint64_t bytes = 0;       // that the rows take
+  int64_t most_tokens = 0;  // that the memory for rows would hold
+  double predicted_tokens_per_s = 0;  // of lines alone, where these sizes were planned; 0: by rule
 
   // Of the experts.
   int64_t experts = 0;  // of a layer
@@ -34,15 +36,19 @@ struct ModuleBatchPlan {
 // others'.
 double UsedShare(int64_t experts, int64_t top_k, int64_t tokens);
 
-// As many tokens as four steps have, or as most_bytes hold the rows of, a step's at least; there
-// are none where no lines of batches are served, with devices, deferral, and a routing that is
-// recorded or replayed. A model with recurrent layers has no places besides.
+// As many tokens as were asked for, or as four steps have, or as most_bytes hold the rows of, a
+// step's at least; there are none where no lines of batches are served, with devices, deferral, and
+// a routing that is recorded or replayed. A model with recurrent layers has no places besides.
 ModuleBatchPlan PlanModuleBatches(const EngineOptions& options, const ModelConfig& config,
                                   int64_t kept, uint64_t most_bytes);
 
-// Sequences of lines that run at once, at most; and of these, those that have places beside
-// max_num_seqs.
-int64_t MostLines(const EngineOptions& options);
+// Lines that run at once for each request that may, where that is planned: at most.
+constexpr int64_t kMostLinesPerSequence = 16;
+
+// Sequences of lines that run at once; those of these that have places beside max_num_seqs; and how
+// many it may come to when sizes are planned.
+int64_t LinesOf(const EngineOptions& options);
 int64_t LinesBeside(const EngineOptions& options, const ModelConfig& config);
+int64_t MostLines(const EngineOptions& options);
 
 }  // namespace moesaic

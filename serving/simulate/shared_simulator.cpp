@@ -156,6 +156,7 @@ void SharedSimulation::Put(size_t model, uint64_t bytes, bool moves) {
   const auto all = static_cast<int64_t>(AllExpertBytes(of) / of.expert_bytes);
   seats_[model].loaded =
       std::make_unique<SimulatedModel>(of, options_, slots, moves ? all : 0, kernels_, clock_);
+  if (options_.preload && !roster_) seats_[model].loaded->Fill();
   ++result_.models[model].loads;
 }
 
@@ -318,6 +319,10 @@ int64_t SharedSimulation::NextEventNs() const {
     next_ns = std::max(Now(), requests_[next_request_].at_ns);
   }
   if (on_link_) next_ns = std::min(next_ns, on_link_->end_ns);
+  if (loading_) {
+    const int64_t reads_from_ns = seats_[*loading_].loaded->reads_from_ns();
+    if (reads_from_ns > Now()) next_ns = std::min(next_ns, reads_from_ns);
+  }
   double least = -1;
   int computing = 0;
   for (const Seat& seat : seats_) {

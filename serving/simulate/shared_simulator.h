@@ -9,7 +9,8 @@
 // A layer computes for a fixed time, then the distinct experts that its rows chose, one after
 // another, those that are there first; it waits while none of the others is there. Who computes at
 // the same time shares the processors evenly. The link moves one packet at a time, of the models in
-// turn. Predictions take no time. Caches start cold. Deterministic.
+// turn. Predictions take no time. Caches start cold, or filled as a server's are (`preload`).
+// Deterministic.
 //
 // Thread contract: functions of their arguments.
 #pragma once
@@ -45,6 +46,7 @@ struct SharedModel {
   uint64_t floor_bytes = 0;       // of experts, that it keeps in any case
   int64_t layer_compute_ns = 0;   // of a step's layer, without experts
   int64_t expert_compute_ns = 0;  // of an expert of it
+  int64_t load_ns = 0;            // that loading it as a whole takes before anything is read
 };
 
 struct SharedRequest {
@@ -58,6 +60,8 @@ struct SharedOptions {
   MemorySharing sharing = MemorySharing::kPool;
   uint64_t memory_bytes = 0;  // of all models together
   uint64_t link_bytes_per_s = 0;
+  // Models that are there from the start have what a server reads before the first request.
+  bool preload = false;
   int64_t most_seqs = 64;           // that run at once, of a model
   int64_t step_tokens = 512;        // at most
   std::string predictor = "blend";  // or "none"

@@ -1,6 +1,7 @@
 #include "serving/simulate/simulated_model.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "core/base/check.h"
@@ -187,21 +188,33 @@ void SimulatedModel::EndStep(std::vector<size_t>& ended) {
 
 // --- the link
 
-void SimulatedModel::BeginLoading() {
-  loading_ = true;
-  left_to_load_ = model_.other_bytes;
-  std::vector<ExpertIndex> all;
-  all.reserve(static_cast<size_t>(grid_.total()));
-  // Of every layer as many.
-  for (int expert = 0; expert < shape_.num_experts; ++expert) {
-    for (int layer = 0; layer < shape_.num_layers; ++layer) {
-      all.push_back(layer * shape_.num_experts + expert);
+// Layer after layer as far as there are slots, the first one last (LatencyStep::Preload).
+std::vector<ExpertIndex> SimulatedModel::FirstExperts() const {
+  std::vector<ExpertIndex> experts(
+      static_cast<size_t>(std::min<int64_t>(flow_->slots(), grid_.total())));
+  std::iota(experts.rbegin(), experts.rend(), ExpertIndex{0});
+  return experts;
+}
+
+void SimulatedModel::Fill() {
+  flow_->BeginPreload(FirstExperts(), Now());
+  while (const auto packet = flow_->NextPacket(Now())) {
+    if (flow_->CompletePacket(*packet, PacketResult::kOk, Now()) == TransferState::kDone) {
+      flow_->Commit(packet->expert, Now());
     }
   }
-  flow_->BeginPreload(all, Now());
+  flow_->EndPreload();
+}
+
+void SimulatedModel::BeginLoading() {
+  loading_ = true;
+  reads_from_ns_ = Now() + model_.load_ns;
+  left_to_load_ = model_.other_bytes;
+  flow_->BeginPreload(FirstExperts(), Now());
 }
 
 std::optional<SimulatedModel::Moving> SimulatedModel::NextPacket() {
+  if (Now() < reads_from_ns_) return std::nullopt;
   if (left_to_load_ > 0) {
     return Moving{std::min<uint64_t>(left_to_load_, kDefaultPacketBytes), std::nullopt};
   }

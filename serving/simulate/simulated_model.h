@@ -49,8 +49,12 @@ class SimulatedModel final : public ResizableSlots {
   bool Ready() const { return flow_->ready() || flow_->waiting() == 0; }
 
   // --- the link
+  // Has experts from now on, as many as there are slots, as a server that has just started.
+  void Fill();
   // Loads it as a whole: what it has besides experts, then experts, as many as there are slots.
   void BeginLoading();
+  // When it begins to read; until then its link rests.
+  int64_t reads_from_ns() const { return reads_from_ns_; }
   bool loading() const { return loading_; }
   struct Moving {
     uint64_t bytes = 0;
@@ -84,6 +88,7 @@ class SimulatedModel final : public ResizableSlots {
   bool TakeReady();
   void EndStep(std::vector<size_t>& ended);
   void CloseSlots();
+  std::vector<ExpertIndex> FirstExperts() const;
 
   const Clock& clock_;
   const SharedModel model_;
@@ -111,6 +116,7 @@ class SimulatedModel final : public ResizableSlots {
   size_t next_ = 0;
 
   bool loading_ = false;
+  int64_t reads_from_ns_ = 0;
   uint64_t left_to_load_ = 0;  // bytes of what is no expert
 
   SharedResult::Model counted_;

@@ -4,8 +4,9 @@
     stress_server.py orders [--count 1000]   loads and unloads models in random order while clients ask for all of them
     stress_server.py kills [--count 50]      kills the server (-9) while a batch runs, models load and state is written
 
-The first shows that no request is lost and that the resident memory stays; the second that each line of the batch is
-answered once, whatever was killed when. Both exit with 1 when that does not hold. Run with
+The first shows that no request is lost, that the resident memory stays, and that the ledgers of all models bound it at
+every moment (scripts/memory_watch.py looks every 10 ms); the second that each line of the batch is answered once,
+whatever was killed when. Both exit with 1 when that does not hold. Run with
 MOESAIC_E2E_BINARY=build/release/bin/moesaic MOESAIC_E2E_MODEL=models/sample; docs/testing.md has what was seen.
 """
 
@@ -20,6 +21,9 @@ import threading
 import time
 import urllib.request
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
+
+from memory_watch import MemoryWatch
 from harness import MODEL, PATIENCE_S, MoesaicServer
 
 DTYPES = ("bfloat16", "int8", "int4")  # the same weights are three models
@@ -93,6 +97,7 @@ def orders(count, seed):
             while server.call("/ready")[0] != 200:
                 time.sleep(0.05)
             refused, lost, memory, texts, answered = [], [], [], {}, 0
+            watch = MemoryWatch(server.process.pid, server.port)
             for part in range(ROUNDS):
                 with Clients(server, 3, seed + 10 * part, texts) as clients:
                     for _ in range(count // ROUNDS):
@@ -108,13 +113,14 @@ def orders(count, seed):
                 memory.append(resident_kib(server))
                 print(f"{(part + 1) * (count // ROUNDS)} orders, {answered} answers, {len(lost)} lost, "
                       f"{memory[-1] / 1024:.1f} MiB without a model", flush=True)
+            print(watch.stop().text())
             # The first fifth warms allocators up.
             before, after = (statistics.median(part) for part in (memory[4:8], memory[-4:]))
             print(f"resident memory without a model: {before / 1024:.1f} MiB at first, {after / 1024:.1f} MiB at last "
                   f"({100 * (after / before - 1):+.1f}%)")
             for problem in refused[:10] + lost[:10]:
                 print(problem)
-            return not refused and not lost and after <= 1.02 * before
+            return not refused and not lost and not watch.over and after <= 1.02 * before
 
 
 def kills(count, seed):

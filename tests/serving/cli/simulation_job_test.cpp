@@ -88,6 +88,22 @@ TEST_F(SeveralTracesTest, AreServedInEachWay) {
   EXPECT_EQ(json["sharing"]["swap"]["loads"], 1);
 }
 
+TEST_F(SeveralTracesTest, BeginAsServersDoOrCold) {
+  const Flags roomy = {{"memory", "100%"}, {"shares", "0,1"}};
+  const auto filled = Simulated(With(roomy))["sharing"]["pool"];
+  EXPECT_EQ(filled["read_bytes"], 0);
+  EXPECT_EQ(filled["hit_rate"], 1);
+  Flags cold = roomy;
+  cold.emplace_back("preload", "false");
+  EXPECT_GT(Simulated(With(cold))["sharing"]["pool"]["read_bytes"], 0);
+  // A second of loading, for the one model that is asked.
+  Flags slow = roomy;
+  slow.emplace_back("load-ms", "0,1000");
+  const double more = Simulated(With(slow))["sharing"]["swap"]["p99_s"].get<double>() -
+                      Simulated(With(roomy))["sharing"]["swap"]["p99_s"].get<double>();
+  EXPECT_NEAR(more, 1, 0.01);
+}
+
 TEST_F(SeveralTracesTest, ArrivalsAreStretchedAndCut) {
   // The second one to the last: three, over three seconds, at one a second: over two.
   const auto json = Simulated(With({{"rate", "1"}, {"skip", "1"}, {"warm-up", "1.9"}}));
@@ -105,6 +121,7 @@ TEST_F(SeveralTracesTest, RefusesWhatMakesNoSense) {
   EXPECT_NE(Refused(With({{"predictor", "oracle"}})).find("oracle"), std::string::npos);
   EXPECT_NE(Refused(With({{"expert-size", "1MiB,2MiB,3MiB"}})).find("3 values for 2 traces"),
             std::string::npos);
+  EXPECT_NE(Refused(With({{"load-ms", "1,2,3"}})).find("3 values for 2 traces"), std::string::npos);
   EXPECT_NE(Refused(With({{"layer-compute-us", "1,x"}})).find("'x' is no number"),
             std::string::npos);
   EXPECT_NE(Refused(With({{"shares", "1"}})).find("--shares"), std::string::npos);

@@ -124,7 +124,8 @@ class ModelRegistryTest : public ::testing::Test {
         [this](size_t model, uint64_t, const ModelRegistry::Loading& loading) {
           return LoadOne(model, loading);
         },
-        [this](std::vector<ServedModel> now) { published_.Set(std::move(now)); });
+        [this](std::vector<ServedModel> now) { published_.Set(std::move(now)); }, nullptr,
+        [this](uint64_t bytes) { told_bytes_ = bytes; });
     registry_->Start();
   }
   ServedModel LoadOne(size_t model, const ModelRegistry::Loading& loading) {
@@ -180,6 +181,7 @@ class ModelRegistryTest : public ::testing::Test {
   std::map<std::string, int64_t> slots_;  // of those whose memory moves
   std::atomic<int> made_{0};
   std::atomic<int> ended_{0};
+  std::atomic<uint64_t> told_bytes_{0};  // of memory, by ledgers
   std::mutex mutex_;
   std::condition_variable loading_;
   bool held_ = false;
@@ -303,6 +305,28 @@ TEST_F(ModelRegistryTest, AModelIsUnloadedForAnotherWhenItsRequestsHaveEnded) {
   engine.reset();
   EXPECT_EQ(second.get(), std::nullopt);
   EXPECT_EQ(published_.Of("b").state, ModelState::kResident);
+}
+
+// From before it is taken until it is back.
+TEST_F(ModelRegistryTest, MemoryIsToldForAsLongAsItIsHeld) {
+  Start(100, {Named("a", 60, 0), Named("b", 70, 0)});
+  HoldLoads();
+  auto first = Load("a");
+  published_.WaitFor("a", ModelState::kLoading);
+  EXPECT_EQ(told_bytes_, 60u);
+  LetLoad();
+  EXPECT_EQ(first.get(), std::nullopt);
+  std::shared_ptr<Engine> engine = published_.Of("a").engine;
+  EXPECT_EQ(Unload("a").get(), std::nullopt);
+  auto second = Load("b");
+  EXPECT_EQ(told_bytes_, 60u);  // who has the engine keeps it
+  engine.reset();
+  EXPECT_EQ(second.get(), std::nullopt);
+  EXPECT_EQ(told_bytes_, 70u);
+  EXPECT_EQ(Unload("b").get(), std::nullopt);
+  fails_["a"] = 1;
+  EXPECT_NE(Load("a").get(), std::nullopt);
+  EXPECT_EQ(told_bytes_, 0u);
 }
 
 TEST_F(ModelRegistryTest, WhatDoesNotFitIsRefusedWithTheLedger) {

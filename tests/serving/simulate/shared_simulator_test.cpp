@@ -127,6 +127,34 @@ TEST(SharedSimulatorTest, ModelsThatDoNotFitTogetherAreLoadedForEachOther) {
   EXPECT_EQ(result.latency_ns[3], 14 * kMs);
 }
 
+TEST(SharedSimulatorTest, LoadingTakesItsTimeBeforeItReads) {
+  const RoutingTrace trace = Fixed(2, {0});
+  SharedModel model = ModelOf(trace);
+  model.other_bytes = 6000;
+  model.load_ns = 5 * kMs;
+  const SharedResult result = Simulate({model, model}, {{0, 0, 1, 1}, {50 * kMs, 0, 1, 1}},
+                                       OptionsOf(MemorySharing::kSwap, 12'000));
+  EXPECT_EQ(result.latency_ns[0], (5 + 10 + 4) * kMs);
+  EXPECT_EQ(result.latency_ns[1], 4 * kMs);
+}
+
+// As a server that has just started: layer after layer, as far as there is room.
+TEST(SharedSimulatorTest, MayBeginWithFullCaches) {
+  const RoutingTrace trace = Fixed(4, {0, 1});
+  for (const MemorySharing sharing : {MemorySharing::kPool, MemorySharing::kSplit}) {
+    SharedOptions options = OptionsOf(sharing, 8000);
+    options.preload = true;
+    const SharedResult all = Simulate({ModelOf(trace)}, {{0, 0, 1, 1}}, options);
+    EXPECT_EQ(all.latency_ns[0], 6 * kMs);
+    EXPECT_EQ(all.models[0].read_bytes, 0u);
+    // The first layer's four and one of the second's two.
+    options.memory_bytes = 5000;
+    const SharedResult part = Simulate({ModelOf(trace)}, {{0, 0, 1, 1}}, options);
+    EXPECT_EQ(part.models[0].hits, 3u);
+    EXPECT_EQ(part.models[0].read_bytes, 1000u);
+  }
+}
+
 // Requests to two models with the routing of one, so many of a hundred to the first.
 std::vector<SharedRequest> Mixed(int of_first, int count, int64_t every_ns) {
   std::vector<SharedRequest> requests;

@@ -3,14 +3,18 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "core/base/error.h"
 #include "core/base/metrics.h"
 #include "serving/model/model.h"
 #include "serving/online/create_engine.h"
+#include "serving/startup/machine_options.h"
+#include "serving/startup/measured_costs.h"
 #include "serving/text/tokenizer.h"
 #include "tests/core/base/caught.h"
+#include "tests/core/base/temp_dir.h"
 #include "tests/serving/online/engine_harness.h"
 #include "tests/serving/startup/made_up_machine.h"
 
@@ -74,6 +78,33 @@ TEST(ResolveEngineTest, TheProfileSaysHowExpertsAreRead) {
 
   asked.expert_memory = "100%";  // nothing is read while serving
   EXPECT_EQ(ResolveEngine(asked, machine).options.packet_bytes, 0u);
+}
+
+// What was measured of a model's modules plans how its lines run.
+TEST(ResolveEngineTest, LinesOfBatchesAreSizedByWhatWasMeasured) {
+  const TempDir directory;
+  Machine machine = MadeUpMachine();
+  machine.module_costs = directory.path();
+  EngineOptions asked = AskedOfEngine();
+  asked.serves_batches = true;
+  const EngineSetup by_rule = ResolveEngine(asked, machine);
+  EXPECT_EQ(by_rule.plan.module_batches.predicted_tokens_per_s, 0);
+  EXPECT_EQ(by_rule.plan.module_batches.tokens, 4 * 128);
+
+  const EngineOptions here = OptionsOnMachine(asked, machine);
+  MeasureModuleCosts(here, here, by_rule.files, {}, true, machine, [](std::string_view) {});
+  const EngineSetup planned = ResolveEngine(asked, machine);
+  const ModuleBatchPlan& lines = planned.plan.module_batches;
+  EXPECT_GT(lines.predicted_tokens_per_s, 0);
+  EXPECT_EQ(lines.tokens, planned.options.batch_num_batched_tokens);
+  EXPECT_EQ(lines.sequences, planned.options.batch_num_seqs);
+  EXPECT_TRUE(planned.plan.ledger.fits());
+
+  asked.batch_num_seqs = 5;
+  asked.batch_num_batched_tokens = 256;
+  const EngineSetup forced = ResolveEngine(asked, machine);
+  EXPECT_EQ(forced.plan.module_batches.sequences, 5);
+  EXPECT_EQ(forced.plan.module_batches.tokens, 256);
 }
 
 TEST(ResolveEngineTest, TooLittleMemoryIsRefusedWithTheLedger) {
