@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "serving/online/model_files.h"
 #include "tests/serving/online/engine_harness.h"
 
@@ -77,7 +79,9 @@ TEST_F(LinePlannerTest, OfSizesThatAreAboutAsFastTheSmallestIsTaken) {
            tokens <= std::min(most_tokens, 16 * options.max_num_batched_tokens); tokens *= 2) {
         const double rate = Predict(options, link, lines, tokens);
         best = std::max(best, rate);
-        if (tokens < plan.tokens) EXPECT_LT(rate, plan.tokens_per_s);
+        if (tokens < plan.tokens) {
+          EXPECT_LT(rate, plan.tokens_per_s);
+        }
       }
     }
     EXPECT_GE(plan.tokens_per_s, 0.97 * best);
