@@ -81,8 +81,8 @@ void SeveralModels::Start(Server& server, uint64_t reserved_bytes) {
       "Memory that models have by their ledgers, those that are being loaded or unloaded among "
       "them, and requests that are read: no less than the process has");
   // Without a model there is the process.
-  const auto show_memory = [&memory, request_bytes](uint64_t bytes) {
-    memory.Set(static_cast<double>(request_bytes + std::max(bytes, kProcessBytes)));
+  const auto show_memory = [&memory, reserved_bytes](uint64_t bytes) {
+    memory.Set(static_cast<double>(reserved_bytes + std::max(bytes, kProcessBytes)));
   };
   show_memory(0);
   registry_ = std::make_unique<ModelRegistry>(
