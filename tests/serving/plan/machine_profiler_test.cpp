@@ -86,7 +86,8 @@ TEST(MachineProfilerTest, QuickProfileIsCompleteAndLeavesNothing) {
   // What is kept can be used: a choice for every type of weights that leaves one.
   CpuKernels kernels = SelectKernels();
   size_t with_options = 0;
-  for (const WeightType type : {WeightType::kBf16, WeightType::kInt8, WeightType::kInt4}) {
+  for (const WeightType type :
+       {WeightType::kBf16, WeightType::kBf16Coded, WeightType::kInt8, WeightType::kInt4}) {
     if (ProductOptions(kernels, type).size() > 1) ++with_options;
     for (const KernelChoice& choice : profile.kernels) {
       EXPECT_EQ(choice.numerics, NumericsClassName(kernels.numerics));
