@@ -79,7 +79,7 @@ void SeveralModels::Start(Server& server, uint64_t reserved_bytes) {
   Gauge& memory = all_metrics_.GetGauge(
       "moe_memory_ledger_bytes",
       "Memory that models have by their ledgers, those that are being loaded or unloaded among "
-      "them, and requests that are read: no less than the process has");
+      "them, and requests that are read: what the process should have at most");
   // Without a model there is the process.
   const auto show_memory = [&memory, reserved_bytes](uint64_t bytes) {
     memory.Set(static_cast<double>(reserved_bytes + std::max(bytes, kProcessBytes)));
