@@ -74,11 +74,8 @@ std::optional<DeviceBuffer> CudaDevice::Allocate(uint64_t bytes) {
 
 bool CudaDevice::KernelsReach(std::span<const std::byte> host_memory) const {
   const CurrentDevice current(core_.ordinal());
-  void* address = nullptr;
-  const cudaError_t code =
-      cudaHostGetDevicePointer(&address, const_cast<std::byte*>(host_memory.data()), 0);
-  cudaGetLastError();
-  return code == cudaSuccess && address == host_memory.data();
+  const void* const address = core_.KernelAddress(host_memory.data());
+  return address != nullptr && address == host_memory.data();
 }
 
 std::unique_ptr<Stream> CudaDevice::CreateStream() {

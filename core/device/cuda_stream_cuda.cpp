@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <thread>
 #include <utility>
 
 #include "core/base/check.h"
@@ -17,10 +16,20 @@ namespace {
 constexpr std::chrono::microseconds kWordPeriod{20};
 
 // What a kernel copies: its one block is no match for a copy engine with more.
-constexpr uint64_t kMostFetchedBytes = 16 * 1024;
+constexpr uint64_t kLittleBytes = 16 * 1024;
 // Before a thread that waits for an event leaves it to the driver to wake it.
 constexpr int kLooks = 200;
 constexpr std::chrono::microseconds kLookPeriod{5};
+
+// Returns when `query` no longer says that it is not ready, or after a while: what a step waits for
+// comes soon, and to be woken by the driver takes some 50 us.
+template <typename Query>
+void LookForAWhile(Query query) {
+  for (int look = 0; look < kLooks && query() == cudaErrorNotReady; ++look) {
+    cudaGetLastError();
+    ShortSleep(kLookPeriod);
+  }
+}
 
 const CudaEvent& Own(const Event& event) {
   const auto* own = dynamic_cast<const CudaEvent*>(&event);
@@ -69,11 +78,7 @@ Event::State Mark::Query() const {
 std::optional<Error> Mark::Synchronize() const {
   if (error_) return error_;
   const CurrentDevice current(core_.ordinal());
-  // What a step waits for comes soon, and to be woken by the driver takes some 50 us.
-  for (int look = 0; look < kLooks && cudaEventQuery(event_) == cudaErrorNotReady; ++look) {
-    cudaGetLastError();
-    ShortSleep(kLookPeriod);
-  }
+  LookForAWhile([this] { return cudaEventQuery(event_); });
   if (std::optional<Error> error =
           core_.Map(cudaEventSynchronize(event_), "cudaEventSynchronize")) {
     return error;
@@ -140,7 +145,7 @@ void CudaStream::Note(cudaError_t code, const char* call) {
 
 // By a kernel; false: not of so much, or of this memory.
 bool CudaStream::Fetch(std::byte* to, std::span<const std::byte> from) {
-  if (core_.fetch() == nullptr || from.size() > kMostFetchedBytes || from.size() % 4 != 0) {
+  if (core_.fetch() == nullptr || from.size() > kLittleBytes || from.size() % 4 != 0) {
     return false;
   }
   const void* const address = core_.KernelAddress(from.data());
@@ -386,10 +391,7 @@ std::optional<Error> CudaStream::Synchronize() {
     MutexLock lock(mutex_);
     causes = errors_.causes();
   }
-  for (int look = 0; look < kLooks && cudaStreamQuery(handle_) == cudaErrorNotReady; ++look) {
-    cudaGetLastError();
-    ShortSleep(kLookPeriod);
-  }
+  LookForAWhile([this] { return cudaStreamQuery(handle_); });
   std::optional<Error> error = core_.Map(cudaStreamSynchronize(handle_), "cudaStreamSynchronize");
   if (std::optional<Error> lost = core_.lost()) {
     core_.AwaitCalls(this);

@@ -302,21 +302,30 @@ __device__ __forceinline__ void AddStep(const LanePanels& panels, int64_t begin,
   }
 }
 
-// The sums of one chunk, with their scales. `load_rows` gives the rows' registers of a step,
-// counted from the beginning of the chunk.
-template <Weights kType, int kTiles, typename LoadRows>
-__device__ __forceinline__ Sums<kTiles> ChunkSums(const ProductArgs& args, const LanePanels& panels,
-                                                  int64_t chunk, LoadRows load_rows) {
+// The sums of one chunk of 16 rows, with their scales. x: the lane's inputs of rows g and g + 8.
+template <Weights kType>
+__device__ __forceinline__ Sums<1> ChunkSums(const ProductArgs& args, const LanePanels& panels,
+                                             int64_t chunk, const uint16_t* const (&x)[2]) {
   constexpr int kSteps = kChunkInputs / 16;
   const int64_t begin = chunk * kChunkInputs;
   const int64_t behind = min(begin + kChunkInputs, ActivationStride(args.k));
-  Sums<kTiles> sums = {};
-  Sums<kTiles> of_group = {};  // of w4a16, before their scale
+  Sums<1> sums = {};
+  Sums<1> of_group = {};  // of w4a16, before their scale
   Quarter multipliers = {};
   if constexpr (kType == Weights::kInt4) {
     multipliers = LoadQuarter(panels.load + GroupOffset<kType>(chunk), panels.quarter);
   }
-  uint32_t a[kTiles][4];
+  const auto add = [&](int step, const PanelPart<kType>& part) {
+    uint32_t a[1][4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint2 pair = LoadPair(x[half] + begin + step * 16);
+      a[0][half] = pair.x;
+      a[0][2 + half] = pair.y;
+    }
+    AddStep<kType>(panels, begin, step, a, OperandsOf<kType>(part, multipliers, step / 2, panels.t),
+                   of_group, sums);
+  };
   if (begin + kChunkInputs <= args.k) {
     // As much as registers hold is on its way before the first product waits for it.
     PanelPart<kType> parts[kSteps];
@@ -326,20 +335,12 @@ __device__ __forceinline__ Sums<kTiles> ChunkSums(const ProductArgs& args, const
           LoadPart<kType, true>(panels.load, begin / 16 + step, panels.quarter, panels.t, args.k);
     }
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      load_rows(step, a);
-      AddStep<kType>(panels, begin, step, a,
-                     OperandsOf<kType>(parts[step], multipliers, step / 2, panels.t), of_group,
-                     sums);
-    }
+    for (int step = 0; step < kSteps; ++step) add(step, parts[step]);
   } else {
 #pragma unroll 1
     for (int step = 0; begin + step * 16 < behind; ++step) {
-      const PanelPart<kType> part =
-          LoadPart<kType, false>(panels.load, begin / 16 + step, panels.quarter, panels.t, args.k);
-      load_rows(step, a);
-      AddStep<kType>(panels, begin, step, a,
-                     OperandsOf<kType>(part, multipliers, step / 2, panels.t), of_group, sums);
+      add(step,
+          LoadPart<kType, false>(panels.load, begin / 16 + step, panels.quarter, panels.t, args.k));
     }
   }
   if constexpr (kScaleInputs<kType> == kChunkInputs) {
@@ -384,15 +385,7 @@ __global__ void __launch_bounds__(kFewThreads, 2) FewRowsKernel(ProductArgs args
   for (int64_t first = 0; first < chunks; first += kFewWarps) {
     const int64_t chunk = first + warp;
     if (chunk < chunks) {
-      const auto load_rows = [&](int step, uint32_t(&a)[1][4]) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const uint2 pair = LoadPair(x[half] + chunk * kChunkInputs + step * 16);
-          a[0][half] = pair.x;
-          a[0][2 + half] = pair.y;
-        }
-      };
-      const Sums<1> sums = ChunkSums<kType, 1>(args, panels, chunk, load_rows);
+      const Sums<1> sums = ChunkSums<kType>(args, panels, chunk, x);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float* to = &of_chunks[warp][g + half * 8][8 * t];

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <thread>
 
 #include "core/base/check.h"
 #include "core/base/short_sleep.h"
