@@ -457,10 +457,14 @@ def connect(address: str) -> None:
         ) from error
 
 
-def exit_code(error: Error) -> int:
-    """What `moesaic batch` would exit with."""
+def status_of(run: Callable[[], int | None]) -> int:
+    """Runs a command, and answers with what `moesaic batch` would exit with; an error is told on standard error."""
     kinds = {"invalid_argument": 2, "not_found": 2, "corrupt": 2, "unsupported": 2, "resource_exhausted": 3, "io": 4}
-    return kinds.get(error.kind, 1)
+    try:
+        return run() or 0
+    except Error as error:
+        warn(f"error: {error}")
+        return kinds.get(error.kind, 1)
 
 
 def warn(text: str) -> None:

@@ -15,9 +15,9 @@ import sys
 from typing import Any, NoReturn, Sequence, TextIO
 
 from .._core import SharedBatch
-from .._errors import Error, InvalidArgumentError
+from .._errors import InvalidArgumentError
 from . import _report
-from ._driver import Driver, Options, connect, exit_code, warn
+from ._driver import Driver, Options, connect, status_of, warn
 
 
 class _Parser(argparse.ArgumentParser):
@@ -171,12 +171,7 @@ def main() -> None:
     # Ray's threads print to standard output when an actor dies; that is none of the results.
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    try:
-        code = run(sys.argv[1:], results)
-    except Error as error:
-        warn(f"error: {error}")
-        code = exit_code(error)
-    sys.exit(code)
+    sys.exit(status_of(lambda: run(sys.argv[1:], results)))
 
 
 if __name__ == "__main__":

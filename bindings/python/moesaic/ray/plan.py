@@ -11,8 +11,8 @@ import sys
 from dataclasses import asdict
 from typing import Sequence
 
-from .._errors import Error, InvalidArgumentError
-from ._driver import exit_code, warn
+from .._errors import InvalidArgumentError
+from ._driver import status_of
 from ._plan import ClusterNode, ClusterPlan, plan_cluster
 from ._report import duration
 
@@ -59,11 +59,7 @@ def run(arguments: Sequence[str]) -> None:
 
 def main() -> None:
     """The command."""
-    try:
-        run(sys.argv[1:])
-    except Error as error:
-        warn(f"error: {error}")
-        sys.exit(exit_code(error))
+    sys.exit(status_of(lambda: run(sys.argv[1:])))
 
 
 if __name__ == "__main__":

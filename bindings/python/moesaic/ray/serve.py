@@ -22,8 +22,8 @@ import threading
 from typing import Any, Mapping, Sequence
 
 from .._engine import command, settings_text
-from .._errors import Error, InvalidArgumentError
-from ._driver import connect, error_of, exit_code, warn
+from .._errors import InvalidArgumentError
+from ._driver import connect, error_of, status_of, warn
 from ._ingress import Ingress
 from ._library import load
 from ._replica import Replica
@@ -238,11 +238,7 @@ def run(arguments: Sequence[str]) -> None:
 
 def main() -> None:
     """The command."""
-    try:
-        run(sys.argv[1:])
-    except Error as error:
-        warn(f"error: {error}")
-        sys.exit(exit_code(error))
+    sys.exit(status_of(lambda: run(sys.argv[1:])))
 
 
 if __name__ == "__main__":
