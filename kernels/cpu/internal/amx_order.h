@@ -40,6 +40,37 @@ constexpr int OrderTilePanels(int rows) {
   return rows == 2 ? 4 : 2;
 }
 
+// What a step of a tile comes to joins the sums. filled_up: a tile would have had fewer lines, and
+// zeros for the rest, which make +0 of -0.
+template <int M, int P>
+MOESAIC_INLINE void AddStep(bool filled_up, Vec16 (&even)[M][P], Vec16 (&odd)[M][P],
+                            Vec16 (&sums)[M][P]) {
+  if (filled_up) {
+    MOESAIC_UNROLL
+    for (int m = 0; m < M; ++m) {
+      MOESAIC_UNROLL
+      for (int p = 0; p < P; ++p) {
+        even[m][p] = Add(even[m][p], Zero());
+        odd[m][p] = Add(odd[m][p], Zero());
+      }
+    }
+  }
+  MOESAIC_UNROLL
+  for (int m = 0; m < M; ++m) {
+    MOESAIC_UNROLL
+    for (int p = 0; p < P; ++p) sums[m][p] = Add(sums[m][p], Add(even[m][p], odd[m][p]));
+  }
+}
+
+template <int M, int P>
+MOESAIC_INLINE void StoreSums(const Vec16 (&sums)[M][P], float* memory, int64_t sum_rows) {
+  MOESAIC_UNROLL
+  for (int m = 0; m < M; ++m) {
+    MOESAIC_UNROLL
+    for (int p = 0; p < P; ++p) Store(memory + (p * sum_rows + m) * kLanes, sums[m][p]);
+  }
+}
+
 // sums[(p * sum_rows + m) * 16 ..] of M rows and P panels.
 template <int M, int P>
 __attribute__((noinline)) void OrderTile(const std::byte* const* x_rows,
@@ -92,27 +123,9 @@ __attribute__((noinline)) void OrderTile(const std::byte* const* x_rows,
         }
       }
     }
-    if (end - begin < kOrderStepLines) {  // what a tile is filled up with: -0 becomes +0
-      MOESAIC_UNROLL
-      for (int m = 0; m < M; ++m) {
-        MOESAIC_UNROLL
-        for (int p = 0; p < P; ++p) {
-          even[m][p] = Add(even[m][p], Zero());
-          odd[m][p] = Add(odd[m][p], Zero());
-        }
-      }
-    }
-    MOESAIC_UNROLL
-    for (int m = 0; m < M; ++m) {
-      MOESAIC_UNROLL
-      for (int p = 0; p < P; ++p) sums[m][p] = Add(sums[m][p], Add(even[m][p], odd[m][p]));
-    }
+    AddStep(end - begin < kOrderStepLines, even, odd, sums);
   }
-  MOESAIC_UNROLL
-  for (int m = 0; m < M; ++m) {
-    MOESAIC_UNROLL
-    for (int p = 0; p < P; ++p) Store(sums_memory + (p * sum_rows + m) * kLanes, sums[m][p]);
-  }
+  StoreSums(sums, sums_memory, sum_rows);
 }
 
 // The same of coded weights, whose lines are decoded in registers; those of a step with exceptions
@@ -200,27 +213,9 @@ __attribute__((noinline)) void CodedOrderTile(const std::byte* const* x_rows,
         add_line(line, (step * kCodedStepLines + i) * 4);
       }
     }
-    if (lines < (begin + kOrderCodedSteps) * kCodedStepLines) {  // as in OrderTile
-      MOESAIC_UNROLL
-      for (int m = 0; m < M; ++m) {
-        MOESAIC_UNROLL
-        for (int p = 0; p < P; ++p) {
-          even[m][p] = Add(even[m][p], Zero());
-          odd[m][p] = Add(odd[m][p], Zero());
-        }
-      }
-    }
-    MOESAIC_UNROLL
-    for (int m = 0; m < M; ++m) {
-      MOESAIC_UNROLL
-      for (int p = 0; p < P; ++p) sums[m][p] = Add(sums[m][p], Add(even[m][p], odd[m][p]));
-    }
+    AddStep(lines < (begin + kOrderCodedSteps) * kCodedStepLines, even, odd, sums);
   }
-  MOESAIC_UNROLL
-  for (int m = 0; m < M; ++m) {
-    MOESAIC_UNROLL
-    for (int p = 0; p < P; ++p) Store(sums_memory + (p * sum_rows + m) * kLanes, sums[m][p]);
-  }
+  StoreSums(sums, sums_memory, sum_rows);
 }
 
 // kCoded: the size is inputs, else lines.
