@@ -107,7 +107,8 @@ TEST(DenseLossTest, AfterACopyThatFailsRequestsGoOn) {
 // a copy fails, of the graph, of experts or of what the host sends.
 TEST(DenseLossTest, NoDecodeStepHangs) {
   int failed = 0;
-  for (uint64_t copy = 118; copy < 190; copy += 9) {
+  // Those of the two steps that decode: what a layer tells the host is written there by a kernel.
+  for (uint64_t copy = 113; copy < 137; copy += 3) {
     EngineOptions options = Options();
     options.devices.memory = "60%";  // of the experts some are always missing
     EmulatedFaults faults;
