@@ -76,13 +76,8 @@ __device__ RowRange TileOf(const ProductArgs& args, int tile, int rows_per_tile)
       tiles[i] = (begins[i + 1] - begins[i] + rows_per_tile - 1) / rows_per_tile;
       all += tiles[i];
     }
-    int before = 0;  // tiles of lower lanes
     const int own = all;
-    for (int mask = 1; mask < kWarp; mask *= 2) {
-      const int others = ShuffleXor(all, mask);
-      if ((lane & mask) != 0) before += others;
-      all += others;
-    }
+    const int before = WarpSumOfLower(own, all);
     if (tile >= all) {
       tile -= all;
       continue;
@@ -101,10 +96,8 @@ __device__ RowRange TileOf(const ProductArgs& args, int tile, int rows_per_tile)
         within -= tiles[i];
       }
     }
-    for (int mask = 1; mask < kWarp; mask *= 2) {
-      first_row = max(first_row, ShuffleXor(first_row, mask));
-      its_group = max(its_group, ShuffleXor(its_group, mask));
-    }
+    first_row = WarpMax(first_row);
+    its_group = WarpMax(its_group);
     return {its_group, first_row, min(first_row + rows_per_tile, args.offsets[its_group + 1])};
   }
   return {0, 0, 0};
@@ -671,10 +664,10 @@ __global__ void __launch_bounds__(kThreads) VectorKernel(ProductArgs args) {
        line += kWarps * kLinesPerWarp) {
     AddLine<kType>(panel, x, line, quarter, sum);
   }
+  WarpSumOfQuarters(sum);
+  if (lane < 4) {
 #pragma unroll
-  for (int o = 0; o < 4; ++o) {
-    for (int mask = 4; mask < kWarp; mask *= 2) sum[o] += ShuffleXor(sum[o], mask);
-    if (lane < 4) partials[warp][quarter * 4 + o] = sum[o];
+    for (int o = 0; o < 4; ++o) partials[warp][quarter * 4 + o] = sum[o];
   }
   __syncthreads();
   if (threadIdx.x >= kPanelOutputs) return;

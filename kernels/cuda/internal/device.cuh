@@ -57,6 +57,29 @@ __device__ __forceinline__ float WarpMax(float value) {
   for (int mask = kWarp / 2; mask > 0; mask /= 2) value = fmaxf(value, ShuffleXor(value, mask));
   return value;
 }
+__device__ __forceinline__ int WarpMax(int value) {
+  for (int mask = 1; mask < kWarp; mask *= 2) value = max(value, ShuffleXor(value, mask));
+  return value;
+}
+// The sum of `value` over the lanes below this one; `all` is the sum over the warp.
+__device__ __forceinline__ int WarpSumOfLower(int value, int& all) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  int lower = 0;
+  all = value;
+  for (int mask = 1; mask < kWarp; mask *= 2) {
+    const int others = ShuffleXor(all, mask);
+    if ((lane & mask) != 0) lower += others;
+    all += others;
+  }
+  return lower;
+}
+// Each of the four over the lanes with the same remainder by 4.
+__device__ __forceinline__ void WarpSumOfQuarters(float (&sum)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    for (int mask = 4; mask < kWarp; mask *= 2) sum[i] += ShuffleXor(sum[i], mask);
+  }
+}
 
 __device__ __forceinline__ uint4 LoadVector(const void* address) {
   return *static_cast<const uint4*>(address);

@@ -4,9 +4,11 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 
 #include "core/base/check.h"
 #include "core/base/tensor.h"
@@ -78,13 +80,49 @@ T ShuffleXor(T value, int mask) {
   const host_gpu::Registers* warp = host_gpu::Exchange({__builtin_bit_cast(uint32_t, value)});
   return __builtin_bit_cast(T, warp[host_gpu::Lane() ^ mask][0]);
 }
+// What is combined over a warp is combined from one exchange, in the order of the shuffles that a
+// GPU makes of it.
+template <typename T>
+std::array<T, kWarp> ValuesOfWarp(T value) {
+  const host_gpu::Registers* warp = host_gpu::Exchange({__builtin_bit_cast(uint32_t, value)});
+  std::array<T, kWarp> values;
+  for (size_t i = 0; i < kWarp; ++i) values[i] = __builtin_bit_cast(T, warp[i][0]);
+  return values;
+}
 inline float WarpSum(float value) {
-  for (int mask = kWarp / 2; mask > 0; mask /= 2) value += ShuffleXor(value, mask);
-  return value;
+  std::array<float, kWarp> values = ValuesOfWarp(value);
+  for (size_t mask = kWarp / 2; mask > 0; mask /= 2) {
+    for (size_t i = 0; i < mask; ++i) values[i] += values[i + mask];
+  }
+  return values[0];
 }
 inline float WarpMax(float value) {
-  for (int mask = kWarp / 2; mask > 0; mask /= 2) value = fmaxf(value, ShuffleXor(value, mask));
+  for (const float other : ValuesOfWarp(value)) value = fmaxf(value, other);
   return value;
+}
+inline int WarpMax(int value) {
+  for (const int other : ValuesOfWarp(value)) value = max(value, other);
+  return value;
+}
+inline int WarpSumOfLower(int value, int& all) {
+  const std::array<int, kWarp> values = ValuesOfWarp(value);
+  const int lower = std::accumulate(values.begin(), values.begin() + host_gpu::Lane(), 0);
+  all = std::accumulate(values.begin(), values.end(), 0);
+  return lower;
+}
+inline void WarpSumOfQuarters(float (&sum)[4]) {
+  host_gpu::Registers mine = {};
+  for (size_t i = 0; i < 4; ++i) mine[i] = __builtin_bit_cast(uint32_t, sum[i]);
+  const host_gpu::Registers* warp = host_gpu::Exchange(mine);
+  const auto quarter = static_cast<size_t>(host_gpu::Lane() % 4);
+  for (size_t i = 0; i < 4; ++i) {
+    const auto of_lane = [&](size_t group) {
+      return __builtin_bit_cast(float, warp[4 * group + quarter][i]);
+    };
+    const float low = (of_lane(0) + of_lane(1)) + (of_lane(2) + of_lane(3));
+    const float high = (of_lane(4) + of_lane(5)) + (of_lane(6) + of_lane(7));
+    sum[i] = low + high;
+  }
 }
 
 inline uint4 LoadVector(const void* address) {
