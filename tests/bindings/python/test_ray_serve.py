@@ -26,7 +26,7 @@ from ray import serve  # noqa: E402
 from test_ray import two_nodes, wait_until  # noqa: E402
 
 SETTINGS = {"expert_memory": "25%", "memory": "600MiB", "max_num_seqs": 4, "served_model_name": "sample", "log_level": "warn"}
-LONG_TOKENS = 4000
+LONG_TOKENS = 2000
 
 
 def free_port():
@@ -284,6 +284,32 @@ class RoutingTest(unittest.TestCase):
         views[0].held = None  # who has just come is compared by prefixes alone
         self.assertEqual(router.order(views, Prompt((), (1, 2)))[-1], 2)  # it has the most requests
         self.assertEqual(Router(Weights()).order([], None), [])
+
+    def test_requests_that_come_at_once_are_shared(self):
+        now = 0.0
+        router, sent = Router(Weights()), _affinity.Sent(lambda: now)
+        views = [ReplicaView(), ReplicaView()]
+        for view in views:
+            view.prefixes.add((1, 2))
+
+        def ask(number):
+            sent.withdraw(str(number))
+            best = router.order(views, Prompt((1, 2), ()))[0]
+            sent.ask(str(number), views[best])
+            return best
+
+        asked = [ask(number) for number in range(4)]  # nobody has answered yet
+        self.assertEqual(sorted(asked), [0, 0, 1, 1])
+        self.assertEqual([ask(0), views[0].running + views[1].running], [asked[0], 4])  # asked again
+        other = 1 - asked[0]
+        sent.take("0", other, views[other])  # the first of the order was full
+        self.assertEqual(views[other].running, 3)
+        sent.end("0", other)
+        sent.end("never taken", other)
+        self.assertEqual([view.running for view in views], [1, 2] if other else [2, 1])
+        now = 6.0  # clients have left before an answer
+        sent.ask("4", views[0])
+        self.assertEqual([view.running for view in views], [1, 0])
 
     def test_requests_go_where_their_kind_went(self):
         """Two replicas that keep the experts of their last requests, and two kinds of requests that come in a random order."""

@@ -9,10 +9,11 @@ import base64
 import hashlib
 import json
 import re
+import time
 import zlib
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Sequence
 
 if TYPE_CHECKING:
     import numpy as np
@@ -184,7 +185,49 @@ class ReplicaView:
 
     prefixes: PrefixIndex = field(default_factory=PrefixIndex)
     held: npt.NDArray[np.bool_] | None = None  # [layers * experts]: in memory when it was asked last
-    running: int = 0  # requests that were sent to it and have not ended
+    running: int = 0  # requests that it was asked to take, or took, and that have not ended (`Sent`)
+
+
+class Sent:
+    """Counts what one router has sent, in `ReplicaView.running`.
+
+    A request counts from when a replica is asked to take it: its answer comes after the next request, and what comes at the
+    same time would all go to the same replica. One that nobody took, because its client left, is forgotten after a while.
+    """
+
+    _PATIENCE_S = 5.0
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._asked: dict[str, tuple[ReplicaView, float]] = {}  # by request, those asked for longest first
+        self._taken: dict[tuple[Any, str], ReplicaView] = {}  # by replica and request
+
+    def withdraw(self, request: str) -> None:
+        """Nobody is asked any more."""
+        asked = self._asked.pop(request, None)
+        if asked is not None:
+            asked[0].running -= 1
+
+    def ask(self, request: str, view: ReplicaView) -> None:
+        """The replica is asked first."""
+        self.withdraw(request)
+        now = self._now()
+        for old in [name for name, (_, since) in self._asked.items() if now - since > self._PATIENCE_S]:
+            self.withdraw(old)
+        self._asked[request] = view, now
+        view.running += 1
+
+    def take(self, request: str, replica: Any, view: ReplicaView) -> None:
+        """A replica took it; it may be another than the one that was asked first."""
+        self.withdraw(request)
+        self._taken[replica, request] = view
+        view.running += 1
+
+    def end(self, request: str, replica: Any) -> None:
+        """However it ended; also of requests that the replica did not take."""
+        view = self._taken.pop((replica, request), None)
+        if view is not None:
+            view.running -= 1
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class MoesaicRouter(_RequestRouter):  # type: ignore[misc]
         self._views: dict[Any, _affinity.ReplicaView] = {}
         self._stats: dict[Any, str] = {}  # that were read last
         self._learned: dict[Any, int] = {}  # number of the last request that was learned from
-        self._sent: dict[tuple[Any, str], _affinity.ReplicaView] = {}
+        self._sent = _affinity.Sent()
 
     async def choose_replicas(self, candidate_replicas: Sequence[Any], pending_request: Any = None) -> list[list[Any]]:
         """One replica in each rank: the next is for when it is full."""
@@ -42,7 +42,12 @@ class MoesaicRouter(_RequestRouter):  # type: ignore[misc]
             first = self._turn % len(replicas) if replicas else 0
             return [[replica] for replica in replicas[first:] + replicas[:first]]
         views = [self._view(replica) for replica in replicas]
-        return [[replicas[index]] for index in self._router.order(views, _prompt_of(pending_request))]
+        if pending_request is not None:  # asked again, as all were full
+            self._sent.withdraw(pending_request.metadata.internal_request_id)
+        order = self._router.order(views, _prompt_of(pending_request))
+        if pending_request is not None and order:
+            self._sent.ask(pending_request.metadata.internal_request_id, views[order[0]])
+        return [[replicas[index]] for index in order]
 
     def update_replicas(self, replicas: Sequence[Any]) -> None:
         """Who has left is forgotten."""
@@ -55,17 +60,14 @@ class MoesaicRouter(_RequestRouter):  # type: ignore[misc]
     def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:
         """A replica has taken it."""
         view = self._views.setdefault(replica_id, _affinity.ReplicaView())
-        view.running += 1
-        self._sent[replica_id, pending_request.metadata.internal_request_id] = view
+        self._sent.take(pending_request.metadata.internal_request_id, replica_id, view)
         prompt = _prompt_of(pending_request)
         if prompt is not None:
             view.prefixes.add(prompt.blocks)
 
     def on_request_completed(self, replica_id: Any, internal_request_id: str) -> None:
         """However it has ended; also of requests that a replica did not take."""
-        view = self._sent.pop((replica_id, internal_request_id), None)
-        if view is not None:
-            view.running -= 1
+        self._sent.end(internal_request_id, replica_id)
 
     def _view(self, replica: Any) -> _affinity.ReplicaView:
         name = replica.replica_id
