@@ -56,6 +56,10 @@ Json ModelsJson(const ModelTable& table) {
   json["object"] = "list";
   json["data"] = std::move(data);
   json["has_more"] = false;
+  // Codex reads its own descriptions of models here and gives up where the member is missing
+  // (openai/codex #35758). Models that it has no description of get its defaults; one that lacks a
+  // member of a version's description would cost it the list.
+  json["models"] = Json::array();
   return json;
 }
 

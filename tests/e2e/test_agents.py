@@ -7,6 +7,7 @@ to the results is nobody's script: only its beginning is asked for.
 
 import asyncio
 import json
+import pathlib
 import resource
 import unittest
 
@@ -179,6 +180,39 @@ class AgentsTest(unittest.TestCase):
                     ended, report = agent.report()
                     self.assertTrue(ended, report)
                     jsonschema.validate(json.loads(report), REPORT)
+
+    def test_requests_of_coding_agents(self):
+        """As they write them (tests/data/agent_requests.json), but for the model's name and how long the answer may be."""
+        requests = json.loads((pathlib.Path(__file__).parent.parent / "data" / "agent_requests.json").read_text())
+        with MoesaicServer("--chat-template", str(self.forced.template), "--served-model-name", "m") as server:
+            for request in requests:
+                body, route = request["body"], request["route"]
+                if route == "/api/chat":
+                    body["options"]["num_predict"] = 4
+                elif route == "/v1/responses":
+                    body["max_output_tokens"] = 4
+                else:
+                    body["max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"] = 4
+                with self.subTest(request["agent"]):
+                    status, _, text = server.call(route, body)
+                    self.assertEqual(status, 200, text)
+                    if "count_tokens" in route:
+                        self.assertGreater(json.loads(text)["input_tokens"], 0)
+                        continue
+                    data = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith(("data: ", "{"))]
+                    if route == "/v1/chat/completions":
+                        self.assertEqual(data.pop(), "[DONE]")
+                    events = [json.loads(event) for event in data]
+                    if route == "/v1/chat/completions":
+                        finishes = [choice["finish_reason"] for event in events for choice in event["choices"]]
+                        self.assertIn(finishes[-1], ("length", "stop"))
+                        self.assertEqual(bool(events[-1].get("usage")), "stream_options" in body)
+                    elif route == "/v1/responses":
+                        self.assertIn(events[-1]["type"], ("response.completed", "response.incomplete"))
+                    elif route == "/api/chat":
+                        self.assertTrue(events[-1]["done"])
+                    else:
+                        self.assertEqual(events[-1]["type"], "message_stop")
 
     def test_a_thousand_streams(self):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

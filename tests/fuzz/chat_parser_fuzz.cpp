@@ -69,9 +69,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const uint8_t wants = data[1];
   moesaic::ChatParserOptions options;
   options.syntax = moesaic::FindChatSyntax("", names.calls, names.reasoning);
-  options.tools = moesaic::ToolSchemas(moesaic::Json::parse(
+  static const moesaic::ToolSchemas tools(moesaic::Json::parse(
       R"([{"function": {"name": "f", "parameters": {"properties": {"s": {"type": "string"},
           "i": {"type": "integer"}, "o": {"type": "object"}, "n": {"type": ["string", "null"]}}}}}])"));
+  options.tools = tools;
   options.calls = (wants & 1) != 0;
   options.reasoning = (wants & 2) != 0;
   options.begins_in_reasoning = (wants & 4) != 0;

@@ -10,6 +10,8 @@ using Match = TextCursor::Match;
 constexpr size_t kMaxHeaderBytes = 1024;
 constexpr std::string_view kStart = "<|start|>";
 constexpr std::string_view kChannel = "<|channel|>";
+constexpr std::string_view kConstrain = "<|constrain|>";
+constexpr std::string_view kMessage = "<|message|>";
 constexpr std::string_view kRecipient = "to=";
 
 // The word behind `marker` in a message's header.
@@ -41,7 +43,7 @@ bool HarmonyParser::Step(ChatEvents& events) {
     // The prompt may have begun the header, or the whole message.
     if (!cursor_.SkipSpace()) return false;
     bool maybe = false;
-    for (const std::string_view begin : {kStart, kChannel, kRecipient}) {
+    for (const std::string_view begin : {kStart, kChannel, kConstrain, kMessage, kRecipient}) {
       const Match match = cursor_.At(begin);
       if (match == Match::kYes) {
         at_ = At::kHeader;
@@ -54,7 +56,7 @@ bool HarmonyParser::Step(ChatEvents& events) {
     return true;
   }
   if (at_ == At::kHeader) {
-    constexpr std::array<std::string_view, 4> kEnds = {"<|message|>", "<|end|>", "<|call|>",
+    constexpr std::array<std::string_view, 4> kEnds = {kMessage, "<|end|>", "<|call|>",
                                                        "<|return|>"};
     const TextCursor::Found found = cursor_.Find(kEnds);
     if (found.before.size() > kMaxHeaderBytes) {

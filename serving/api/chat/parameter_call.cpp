@@ -34,6 +34,10 @@ CallBody::Progress ParameterCall::Step(TextCursor& cursor, ChatEvents& events) {
       return Progress::kMore;
     }
     case At::kName: {
+      // What cannot be a name is given back at once: a call may begin in it.
+      const std::string_view rest = cursor.rest();
+      const std::string_view begun = TrimSpace(rest.substr(0, rest.find(form_.name_end)));
+      if (!begun.empty() && !IsToolName(begun)) return Progress::kNoCall;
       std::string attributes;
       if (ReadTag(cursor, &name_, &attributes, &wrong)) at_ = At::kFirst;
       return wrong || (at_ == At::kFirst && !IsToolName(name_)) ? Progress::kNoCall

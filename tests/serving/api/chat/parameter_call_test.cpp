@@ -132,6 +132,9 @@ TEST(QwenCoderTest, ATagInProseIsContent) {
   EXPECT_EQ(Qwen("Use <tool_call> and <function=NAME> there."),
             "c(Use <tool_call> and <function=NAME> there.)");
   EXPECT_EQ(Qwen("<function=a b>"), "c(<function=a b>)");
+  EXPECT_EQ(
+      Qwen("Write <function= in front: <tool_call>\n<function=any>\n</function>\n</tool_call>"),
+      "c(Write <function= in front:)any:{};");
   EXPECT_EQ(Qwen("<function=" + std::string(2000, 'x')),
             "c(<function=" + std::string(2000, 'x') + ")");
 }

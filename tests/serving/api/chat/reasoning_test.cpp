@@ -126,6 +126,7 @@ TEST(HarmonyTest, Calls) {
 
 TEST(HarmonyTest, WhatIsForgottenOrCut) {
   EXPECT_EQ(Harmony("Hello"), "c(Hello)");
+  EXPECT_EQ(Harmony("<|message|>Hello<|return|>"), "c(Hello)");
   EXPECT_EQ(Harmony("<|channel|>analysis<|message|>a<|channel|>final<|message|>b"), "r(a)c(b)");
   EXPECT_EQ(Harmony("<|channel|>analy", false), "");
   EXPECT_EQ(Harmony("<|channel|>analysis<|message|>a<|en", false), "r(a<|en)");
