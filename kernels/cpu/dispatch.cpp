@@ -296,7 +296,8 @@ CpuKernels WithQuantIsa(const CpuKernels& kernels, QuantIsa isa) {
   table.quant_matmul = QuantProducts(isa).matmul;
   table.quant_gate_up = QuantProducts(isa).gate_up;
   for (const WeightTraits& traits : kWeightTypes) {
-    if (IsQuantized(traits.type)) table.product_steps[static_cast<size_t>(traits.type)] = {};
+    const bool integers = IsQuantized(traits.type) && IsOfMatrices(traits.type);
+    if (integers) table.product_steps[static_cast<size_t>(traits.type)] = {};
   }
   return table;
 }

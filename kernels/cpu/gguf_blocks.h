@@ -21,10 +21,21 @@ void DequantiseGguf(const GgufType& type, std::span<const std::byte> blocks, std
 // Of a matrix whose rows are of this type.
 GgufForm GgufFormOf(const GgufType& type);
 
+// ggml's MXFP4: an exponent, then 16 bytes with inputs 0 to 15 in their low and 16 to 31 in their
+// high halves.
+inline constexpr GgufForm kMxfp4Form = {39, 32, 17};
+
 // f32 in blocks, for rows of k inputs.
 GgufForm GgufF32Form(int64_t k);
 
 // Row `row` of the matrix, whole blocks one after the other, into its panel.
 void PackGgufRow(const PackedMatrix& w, int64_t row, const std::byte* blocks, std::byte* panel);
+
+// The same of a row of MXFP4 as safetensors checkpoints have it, whose blocks have the same bits in
+// another order: codes [k / 32][16], two inputs in a byte, the lower half first, exponents [k /
+// 32]. The matrix is of kMxfp4Form. False, with the panel in any state, of an exponent that is no
+// number (255), which ggml takes for one.
+bool PackMxfp4Row(const PackedMatrix& w, int64_t row, const std::byte* codes,
+                  const std::byte* exponents, std::byte* panel);
 
 }  // namespace moesaic

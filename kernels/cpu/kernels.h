@@ -78,11 +78,11 @@ constexpr int64_t kCodedInputs = 8;
 // MXFP4 has an exponent for each group of 32 inputs of an output: 4.25 bits a weight. A panel is a
 // sequence of four groups: a line of their exponents [4][16] bytes, then their lines; the last
 // groups may be fewer.
-//   kMxfp4: [groups][4][16][4] bytes; the four bytes of an output in line j of a group have inputs
-//   8 j
-//           to 8 j + 7, four bits each, the lowest first: a sign above a magnitude of {0, 0.5,
-//           1, 1.5, 2, 3, 4, 6} (E2M1). A weight is that times 2^(exponent - 127); a group whose
-//           exponent is 255 is NaN.
+//   kMxfp4F32: [groups][4][16][4] bytes; the four bytes of an output in line j of a group have
+//              inputs 8 j to 8 j + 7, four bits each, the lowest first: a sign above a magnitude of
+//              {0, 0.5, 1, 1.5, 2, 3, 4, 6} (E2M1). A weight is that times 2^(exponent - 127); a
+//              group whose exponent is 255 is NaN.
+// With int8 activations it lies as GGUF's blocks of it do (kGguf, below).
 //
 // W4A16 (compressed-tensors' name: weights of 4 bits, activations that are not quantised) has a
 // bf16 scale for each group of 32 inputs of an output: 4.5 bits a weight. A panel is a sequence of
@@ -141,7 +141,9 @@ struct PackedMatrix {
         return (subgroups * 8 + (groups + 1) / 2) * 64;
       case WeightType::kInt4:
         return (subgroups * 4 + groups + (groups + 1) / 2) * 64;
-      case WeightType::kMxfp4:
+      case WeightType::kMxfp4:  // no matrix is
+        break;
+      case WeightType::kMxfp4F32:
         return (subgroups * 4 + groups) * 64;
       case WeightType::kW4A16:
         return (subgroups * 4 + (subgroups + 1) / 2) * 64;
@@ -362,7 +364,7 @@ struct CpuKernels {
   // The same of int8 and int4 weights, and of GGUF's blocks with int8 activations.
   void (*quant_matmul)(const MatmulArgs& args) = nullptr;
   void (*quant_gate_up)(const GateUpArgs& args) = nullptr;
-  // The same of mxfp4 weights, of which there is one for all classes.
+  // The same of mxfp4 weights with f32 activations, of which there is one for all classes.
   ProductKernels mxfp4;
   // The same of w4a16 weights, likewise.
   ProductKernels w4a16;
@@ -373,10 +375,10 @@ struct CpuKernels {
   // The same of coded bf16 weights, to the bits of `matmul` and `gate_up` with kBf16.
   ProductKernels coded;
   // By WeightType: what a product with so many rows takes instead of the above.
-  std::array<ProductSteps, kNumWeightTypes> product_steps = {};
+  std::array<ProductSteps, kNumMatrixTypes> product_steps = {};
   // Those of integers, or of floats, or of one of the types above.
   ProductKernels TableProducts(WeightType type) const {
-    if (type == WeightType::kMxfp4) return mxfp4;
+    if (type == WeightType::kMxfp4F32) return mxfp4;
     if (type == WeightType::kW4A16) return w4a16;
     if (type == WeightType::kGgufF32) return gguf;
     if (type == WeightType::kFp8) return fp8;

@@ -22,7 +22,7 @@ bool RepackMxfp4Panel(const std::byte* blocks, int64_t block_stride, const std::
                       int64_t exponent_stride, int64_t rows, int64_t k, std::byte* to) {
   CHECK_EQ(k % kMxfp4Group, 0);
   CHECK_LE(rows, kPanelOutputs);
-  const PackedMatrix panel = {to, WeightType::kMxfp4, kPanelOutputs, k};
+  const PackedMatrix panel = {to, WeightType::kMxfp4F32, kPanelOutputs, k};
   std::memset(to, 0, static_cast<size_t>(panel.panel_bytes()));
   std::byte* exponent_line = to;
   std::byte* lines = to;
@@ -47,6 +47,23 @@ bool RepackMxfp4Panel(const std::byte* blocks, int64_t block_stride, const std::
     }
   }
   return true;
+}
+
+void TakeMxfp4Row(const std::byte* panel, int64_t row, int64_t k, std::byte* codes,
+                  std::byte* exponents) {
+  CHECK_EQ(k % kMxfp4Group, 0);
+  const std::byte* exponent_line = panel;
+  const std::byte* lines = panel;
+  for (int64_t group = 0; group < k / kMxfp4Group; ++group) {
+    if (group % kGroupsOfLine == 0) {
+      exponent_line = lines;
+      lines += kLine;
+    }
+    *exponents++ = exponent_line[group % kGroupsOfLine * kPanelOutputs + row];
+    for (int64_t line = 0; line < kGroupLines; ++line, lines += kLine, codes += 4) {
+      std::memcpy(codes, lines + row * 4, 4);
+    }
+  }
 }
 
 }  // namespace moesaic

@@ -1,4 +1,4 @@
-// MXFP4 weights as checkpoints have them into panels (PackedMatrix, kMxfp4), without becoming
+// MXFP4 weights as checkpoints have them into panels (PackedMatrix, kMxfp4F32), without becoming
 // numbers on the way: the bytes are only put in another order.
 //
 // A function of its arguments; safe from any thread.
@@ -19,5 +19,9 @@ namespace moesaic {
 // do not depend on who packed it.
 bool RepackMxfp4Panel(const std::byte* blocks, int64_t block_stride, const std::byte* exponents,
                       int64_t exponent_stride, int64_t rows, int64_t k, std::byte* to);
+
+// The other way, a row of a panel: codes [k / 32, 16], exponents [k / 32].
+void TakeMxfp4Row(const std::byte* panel, int64_t row, int64_t k, std::byte* codes,
+                  std::byte* exponents);
 
 }  // namespace moesaic

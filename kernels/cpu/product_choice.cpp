@@ -77,7 +77,8 @@ CpuKernels WithChoices(const CpuKernels& kernels, std::span<const KernelChoice> 
   for (const KernelChoice& choice : choices) {
     if (choice.numerics != NumericsClassName(kernels.numerics)) continue;
     for (const WeightTraits& traits : kWeightTypes) {
-      if (choice.weights == traits.name) ChooseProducts(traits.type, choice.steps, table);
+      const bool meant = choice.weights == traits.name && IsOfMatrices(traits.type);
+      if (meant) ChooseProducts(traits.type, choice.steps, table);
     }
   }
   return table;

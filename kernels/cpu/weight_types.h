@@ -18,12 +18,14 @@ enum class WeightType : uint8_t {
   kF32,
   kInt8,
   kInt4,
-  kMxfp4,
+  kMxfp4F32,
   kGguf,
   kGgufF32,
   kFp8,
   kW4A16,
-  kBf16Coded
+  kBf16Coded,
+  // Of models; no matrix is of it (InExperts).
+  kMxfp4
 };
 enum class ActivationType : uint8_t { kF32, kBf16, kInt8, kInt8Sums };
 
@@ -61,9 +63,9 @@ inline constexpr WeightTraits kWeightTypes[] = {
     // Four bits cost the output more than they save.
     {WeightType::kInt4, "int4", "int4", ActivationType::kInt8, DType::kI4, WeightType::kInt4,
      WeightType::kInt8},
-    // Checkpoints have experts of it alone.
-    {WeightType::kMxfp4, "mxfp4", "mxfp4", ActivationType::kF32, DType::kMxfp4, WeightType::kBf16,
-     WeightType::kBf16},
+    // Of MXFP4 checkpoints, which have experts of it alone: with f32 activations.
+    {WeightType::kMxfp4F32, "mxfp4_f32", "mxfp4-float32", ActivationType::kF32, DType::kMxfp4,
+     WeightType::kBf16, WeightType::kBf16},
     // GGUF files' own blocks, of a kind for each matrix (GgufForm): with int8 activations, and,
     // also where a matrix is of plain floats, with f32 ones. They lie alike.
     {WeightType::kGguf, "gguf", "gguf", ActivationType::kInt8Sums, DType::kGguf, WeightType::kGguf,
@@ -82,8 +84,12 @@ inline constexpr WeightTraits kWeightTypes[] = {
     // matrix that it does not fit is kBf16 (serving/model/coded_weights.h).
     {WeightType::kBf16Coded, "bf16_coded", "bfloat16", std::nullopt, DType::kBf16Coded,
      WeightType::kBf16Coded, WeightType::kBf16Coded},
+    // MXFP4 checkpoints with int8 activations: their experts are kGguf, in ggml's blocks of it.
+    {WeightType::kMxfp4, "mxfp4", "mxfp4", ActivationType::kInt8Sums, DType::kGguf,
+     WeightType::kBf16, WeightType::kBf16},
 };
 inline constexpr size_t kNumWeightTypes = std::size(kWeightTypes);
+inline constexpr size_t kNumMatrixTypes = kNumWeightTypes - 1;
 
 constexpr const WeightTraits& TraitsOf(WeightType type) {
   return kWeightTypes[static_cast<size_t>(type)];
@@ -98,6 +104,12 @@ constexpr bool IsGguf(WeightType type) {
   return type == WeightType::kGguf || type == WeightType::kGgufF32;
 }
 
+// What the matrices of experts are in a model of this type.
+constexpr WeightType InExperts(WeightType type) {
+  return type == WeightType::kMxfp4 ? WeightType::kGguf : type;
+}
+constexpr bool IsOfMatrices(WeightType type) { return static_cast<size_t>(type) < kNumMatrixTypes; }
+
 // The type whose products have the same bits, by whose name results are known.
 constexpr WeightType SameBitsAs(WeightType type) {
   return type == WeightType::kBf16Coded ? WeightType::kBf16 : type;
@@ -108,8 +120,12 @@ constexpr WeightType SameBitsAs(WeightType type) {
 inline constexpr auto kWeightDtypes = [] {
   std::array<Named<WeightType>, kNumWeightTypes - 1> names = {};
   size_t count = 0;
+  const auto add = [&](const WeightTraits& traits) {
+    names[count++] = {traits.dtype, traits.type};
+  };
   for (const WeightTraits& traits : kWeightTypes) {
-    if (SameBitsAs(traits.type) == traits.type) names[count++] = {traits.dtype, traits.type};
+    if (traits.type == WeightType::kMxfp4F32) add(TraitsOf(WeightType::kMxfp4));
+    if (SameBitsAs(traits.type) == traits.type && IsOfMatrices(traits.type)) add(traits);
   }
   return names;
 }();

@@ -17,7 +17,7 @@ bool StaysCoded(const ModelConfig& config, TensorSlot slot, int64_t layer, int64
 }
 
 WeightType ExpertWeightType(const ModelConfig& config, WeightType type) {
-  if (SameBitsAs(type) != WeightType::kBf16) return type;
+  if (SameBitsAs(type) != WeightType::kBf16) return InExperts(type);
   const bool coded = config.coded_experts.value_or(type == WeightType::kBf16Coded);
   const bool gains = CodingGains(config.hidden_size) && CodingGains(config.expert_width());
   return coded && gains ? WeightType::kBf16Coded : WeightType::kBf16;

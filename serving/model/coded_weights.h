@@ -27,7 +27,7 @@ class UncodableExpert : public Error {
 // Whether this tensor of the dense part, of so many columns, is coded where weights are kBf16Coded.
 bool StaysCoded(const ModelConfig& config, TensorSlot slot, int64_t layer, int64_t cols);
 
-// The type of experts beside a dense part of `type`. Of bf16, coded or not, they may be otherwise
+// The type of experts' matrices in a model of `type`. Of bf16, coded or not, they may be otherwise
 // than it is: ModelConfig::coded_experts, and rows that are long enough to gain.
 WeightType ExpertWeightType(const ModelConfig& config, WeightType type);
 

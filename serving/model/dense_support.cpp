@@ -54,6 +54,7 @@ cuda::Weights GpuWeights(WeightType type) {
       return cuda::Weights::kInt4;
     case WeightType::kF32:
     case WeightType::kMxfp4:  // is not of the dense part
+    case WeightType::kMxfp4F32:
     case WeightType::kGguf:
     case WeightType::kGgufF32:
     case WeightType::kFp8:

@@ -268,6 +268,22 @@ bool ExpertPacker::PackW4A16(const ExpertSection& section, const PlannedTensor& 
   return true;
 }
 
+// Likewise of MXFP4, of a matrix in blocks.
+bool ExpertPacker::PackMxfp4(const ExpertSection& section, const PlannedTensor& tensor,
+                             const PackedMatrix& matrix) {
+  const int64_t k = section.cols;
+  source_.Require(tensor, std::array<int64_t, 2>{section.rows, k});
+  const auto code_bytes = static_cast<size_t>(section.rows * k / 2);
+  const auto groups = static_cast<size_t>(section.rows * k / kMxfp4Group);
+  const std::span<std::byte> codes = raw_.span().first(code_bytes);
+  const std::span<std::byte> exponents = raw_.span().subspan(code_bytes, groups);
+  if (!source_.ReadMxfp4Rows(tensor, 0, section.rows, k, codes, exponents)) return false;
+  const std::array<std::span<const std::byte>, 2> pieces = {codes, exponents};
+  const RowForm form = {.values = StoredValues::kMxfp4, .rows = section.rows, .cols = k};
+  PackSection(matrix, kernels_, form, pieces, std::array<DType, 2>{DType::kU8, DType::kU8});
+  return true;
+}
+
 void ExpertPacker::Pack(ExpertId id, std::span<std::byte> slot) {
   std::fill(slot.begin(), slot.end(), std::byte{0});
   for (size_t s = 0; s < kExpertSlots.size(); ++s) {
@@ -279,7 +295,11 @@ void ExpertPacker::Pack(ExpertId id, std::span<std::byte> slot) {
     const std::array<int64_t, 2> shape = {section.rows, section.cols};
     DType dtype = DType::kF32;
     std::span<std::byte> bytes;
-    if (section.dtype == DType::kGguf) {
+    const bool mxfp4 = tensor.Find<Mxfp4Blocks>() != nullptr;
+    if (IsGguf(matrix.type) && mxfp4 && PackMxfp4(section, tensor, matrix)) continue;
+    RowForm rows = {.rows = section.rows, .cols = section.cols};
+    if (IsGguf(matrix.type) && !mxfp4) {
+      rows.values = StoredValues::kGguf;
       const int64_t row_bytes = section.cols / matrix.form.values * matrix.form.bytes;
       bytes = raw_.span().first(static_cast<size_t>(section.rows * row_bytes));
       source_.ReadStoredRows(tensor, 0, section.rows, section.cols, bytes);
@@ -290,7 +310,6 @@ void ExpertPacker::Pack(ExpertId id, std::span<std::byte> slot) {
       source_.ReadRows(tensor, 0, section.rows, section.cols, bytes);
     }
     const std::span<const std::byte> piece = bytes;
-    const RowForm rows = {.rows = section.rows, .cols = section.cols};
     PackSection(matrix, kernels_, rows, {&piece, 1}, {&dtype, 1});
     RequireCoded(matrix, {}, id);
   }

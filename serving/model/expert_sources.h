@@ -22,7 +22,7 @@ namespace moesaic {
 
 // The blob of one expert for the CPU kernels: sections "gate", "up" and "down", packed in panels.
 // Blobs of kGguf have room for the largest type that a matrix has in any layer. Here and below
-// `type` is that of the dense part, of which that of experts follows (ExpertWeightType).
+// `type` is that of the model, of which that of experts follows (ExpertWeightType).
 ExpertLayout MakeCpuExpertLayout(const ModelConfig& config, WeightType type);
 
 // A section of a blob of this layer as the kernels want it.
@@ -72,6 +72,8 @@ class ExpertPacker {
   bool PackFp8(const ExpertSection& section, const PlannedTensor& tensor,
                const PackedMatrix& matrix);
   bool PackW4A16(const ExpertSection& section, const PlannedTensor& tensor,
+                 const PackedMatrix& matrix);
+  bool PackMxfp4(const ExpertSection& section, const PlannedTensor& tensor,
                  const PackedMatrix& matrix);
 
   const ModelConfig& config_;

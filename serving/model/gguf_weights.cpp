@@ -77,6 +77,10 @@ void TakeSameActivations(std::span<PackedMatrix* const> matrices) {
 
 std::vector<uint32_t> GgufTypesOfLayers(const ModelConfig& config, TensorSlot slot) {
   std::vector<uint32_t> types(static_cast<size_t>(config.num_layers()));
+  if (config.tensors.HasMxfp4Experts()) {
+    std::fill(types.begin(), types.end(), kMxfp4Form.id);
+    return types;
+  }
   std::optional<uint32_t> known;
   for (int64_t l = 0; l < config.num_layers(); ++l) {
     if (!config.is_sparse(l)) continue;

@@ -39,7 +39,8 @@ inline void TakeSameActivations(std::initializer_list<PackedMatrix*> matrices) {
 }
 
 // The type (GgufType::id) of an expert's matrix in each layer; a layer without experts has that of
-// another one. Of a model with HasGgufExperts (CHECK).
+// another one. Of a model with HasGgufExperts (CHECK), or with experts in MXFP4, whose blocks are
+// those of that type.
 std::vector<uint32_t> GgufTypesOfLayers(const ModelConfig& config, TensorSlot slot);
 
 }  // namespace moesaic

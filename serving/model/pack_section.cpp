@@ -6,12 +6,15 @@
 #include <memory>
 #include <vector>
 
+#include "core/base/check.h"
+#include "core/base/error.h"
 #include "core/base/units.h"
 #include "kernels/cpu/fp8_pack.h"
 #include "kernels/cpu/gguf_blocks.h"
 #include "kernels/cpu/mxfp4_repack.h"
 #include "kernels/cpu/w4a16_pack.h"
 #include "serving/model/fp8_weights.h"
+#include "serving/model/gguf_weights.h"
 
 namespace moesaic {
 namespace {
@@ -46,6 +49,42 @@ void PackGgufRows(const PackedMatrix& matrix, const RowForm& form, std::span<con
   });
 }
 
+void PackMxfp4Blocks(const PackedMatrix& matrix, int64_t row, const std::byte* codes,
+                     const std::byte* exponents, std::byte* panel) {
+  if (PackMxfp4Row(matrix, row, codes, exponents, panel)) return;
+  Fail(ErrorKind::kCorrupt,
+       "an expert's weights in MXFP4 have a scale that is no number (255); --dtype mxfp4-float32 "
+       "takes them as NaN");
+}
+
+// Rows of MXFP4 codes beside their exponents, as GGUF's blocks.
+void PackMxfp4Rows(const PackedMatrix& matrix, const RowForm& form,
+                   std::span<const std::span<const std::byte>> pieces, std::byte* to) {
+  PackRows(matrix, form, to, [&](int64_t row, int64_t stored, std::byte* panel) {
+    PackMxfp4Blocks(matrix, row, pieces[0].data() + stored * matrix.k / 2,
+                    pieces[1].data() + stored * matrix.k / kMxfp4Group, panel);
+  });
+}
+
+// Rows of floats (dummies), rounded to MXFP4, as GGUF's blocks.
+void PackFloatsAsMxfp4(const PackedMatrix& matrix, const CpuKernels& kernels, const RowForm& form,
+                       std::span<const std::byte> rows, DType dtype, std::byte* to) {
+  CHECK(form.AsTheyLie() && form.distance() == 1);
+  const PackedMatrix rounded = {nullptr, WeightType::kMxfp4F32, kPanelOutputs, matrix.k};
+  std::vector<std::byte> panel(static_cast<size_t>(rounded.bytes()));
+  std::vector<std::byte> codes(static_cast<size_t>(matrix.k / 2));
+  std::vector<std::byte> exponents(static_cast<size_t>(matrix.k / kMxfp4Group));
+  PackRows(matrix, form, to, [&](int64_t row, int64_t stored, std::byte* packed) {
+    const std::byte* const values = rows.data() + stored * matrix.k * DTypeBits(dtype) / 8;
+    if (row % kPanelOutputs == 0) {
+      kernels.pack_panels(values, dtype, matrix.k, std::min(kPanelOutputs, matrix.n - row),
+                          matrix.k, rounded.type, 0, 1, panel.data());
+    }
+    TakeMxfp4Row(panel.data(), row % kPanelOutputs, matrix.k, codes.data(), exponents.data());
+    PackMxfp4Blocks(matrix, row, codes.data(), exponents.data(), packed);
+  });
+}
+
 // Rows of fp8 values beside the scales of blocks.
 void PackFp8Rows(const PackedMatrix& matrix, const RowForm& form,
                  std::span<const std::span<const std::byte>> pieces, DType scale_type,
@@ -75,6 +114,12 @@ void PackSection(const PackedMatrix& matrix, const CpuKernels& kernels, const Ro
   const int64_t k = matrix.k;
   const WeightType type = matrix.type;
   auto* const to = const_cast<std::byte*>(matrix.data);
+  if (IsGguf(type) && form.values == StoredValues::kMxfp4) {
+    return PackMxfp4Rows(matrix, form, pieces, to);
+  }
+  if (IsGguf(type) && form.values == StoredValues::kFloats && !IsPlain(matrix.form)) {
+    return PackFloatsAsMxfp4(matrix, kernels, form, pieces[0], dtypes[0], to);
+  }
   if (IsGguf(type)) return PackGgufRows(matrix, form, pieces[0], to);
   if (type == WeightType::kFp8 && form.values == StoredValues::kFp8) {
     return PackFp8Rows(matrix, form, pieces, dtypes[1], to);
@@ -91,7 +136,7 @@ void PackSection(const PackedMatrix& matrix, const CpuKernels& kernels, const Ro
   // Of one panel. Beside reading the expert from disk an allocation is nothing.
   const auto rows = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(kPanelOutputs * k));
   const bool stays =
-      form.values == StoredValues::kMxfp4 && form.Regular() && type == WeightType::kMxfp4;
+      form.values == StoredValues::kMxfp4 && form.Regular() && type == WeightType::kMxfp4F32;
   for (int64_t panel = 0; panel < matrix.panels(); ++panel) {
     const int64_t first = panel * kPanelOutputs;
     const int64_t count = std::min(kPanelOutputs, matrix.n - first);

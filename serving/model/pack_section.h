@@ -15,6 +15,7 @@ namespace moesaic {
 
 // Packs a matrix to where it belongs: as it lies where it lies as rows of floats, else the panels
 // one after the other, from f32 but for mxfp4, GGUF's blocks, fp8 and packed int4 that stay so.
+// Throws Error(kCorrupt) of MXFP4 without a number that is to be GGUF's blocks.
 void PackSection(const PackedMatrix& matrix, const CpuKernels& kernels, const RowForm& form,
                  std::span<const std::span<const std::byte>> pieces, std::span<const DType> dtypes);
 

@@ -206,6 +206,13 @@ std::vector<OpenStore> OpenStores(std::span<const std::filesystem::path> stores)
   return open;
 }
 
+// What --dtype calls experts of this type, where that is not its name.
+const char* NameOf(const ModelConfig& config, DType dtype) {
+  if (dtype == DType::kMxfp4) return TraitsOf(WeightType::kMxfp4F32).dtype;
+  const bool mxfp4 = dtype == DType::kGguf && config.tensors.HasMxfp4Experts();
+  return mxfp4 ? TraitsOf(WeightType::kMxfp4).dtype : DTypeName(dtype);
+}
+
 // Why the store cannot serve this model; empty when it can.
 std::string WhyNotCurrent(const ModelConfig& config, WeightType type, uint64_t fingerprint,
                           const ExpertStoreHeader& header) {
@@ -218,8 +225,8 @@ std::string WhyNotCurrent(const ModelConfig& config, WeightType type, uint64_t f
     const DType found = header.layout.sections.empty() ? wanted.sections.front().dtype
                                                        : header.layout.sections.front().dtype;
     if (found == wanted.sections.front().dtype) return "its weights have another layout";
-    return fmt::format("its weights are {} and not {} (--dtype)", DTypeName(found),
-                       DTypeName(wanted.sections.front().dtype));
+    return fmt::format("its weights are {} and not {} (--dtype)", NameOf(config, found),
+                       NameOf(config, wanted.sections.front().dtype));
   }
   if (header.source_fingerprint != fingerprint)
     return "the checkpoint has changed since it was made";
@@ -245,9 +252,9 @@ std::unique_ptr<ExpertSource> MakeStoreExpertSource(const ModelConfig& config, W
   if (!why.empty()) {
     const std::string store = open.front().path.string();
     Fail(ErrorKind::kInvalidArgument,
-         "expert store {}: {}; rebuild it with `moesaic pack MODEL -o {}` or leave --expert-store "
-         "out",
-         store, why, store);
+         "expert store {}: {}; rebuild it with `moesaic pack MODEL --dtype {} -o {}` or leave "
+         "--expert-store out",
+         store, why, TraitsOf(type).dtype, store);
   }
   std::vector<std::filesystem::path> paths;
   paths.reserve(open.size());

@@ -92,6 +92,17 @@ class CheckpointTensorSource : public TensorSource {
     return true;
   }
 
+  bool ReadMxfp4Rows(const PlannedTensor& tensor, int64_t row_begin, int64_t row_end,
+                     int64_t row_elements, std::span<std::byte> codes,
+                     std::span<std::byte> exponents) const override {
+    const std::array<int64_t, 2> shape = StoredShape(checkpoint_, tensor);
+    CHECK_EQ(shape[1], row_elements);
+    const StoredTensor stored = FindStored(checkpoint_, tensor, shape);
+    ReadPiece(stored, 0, row_begin, row_end, codes);
+    ReadPiece(stored, 1, row_begin, row_end, exponents);
+    return true;
+  }
+
   uint64_t Fingerprint() const override { return checkpoint_.Fingerprint(); }
 
  private:
@@ -280,6 +291,11 @@ void TensorSource::ReadStoredRows(const PlannedTensor&, int64_t, int64_t, int64_
 
 bool TensorSource::ReadW4A16Rows(const PlannedTensor&, int64_t, int64_t, int64_t,
                                  std::span<std::byte>, std::vector<uint16_t>&) const {
+  return false;
+}
+
+bool TensorSource::ReadMxfp4Rows(const PlannedTensor&, int64_t, int64_t, int64_t,
+                                 std::span<std::byte>, std::span<std::byte>) const {
   return false;
 }
 

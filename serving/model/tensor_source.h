@@ -42,6 +42,11 @@ class TensorSource {
   virtual bool ReadW4A16Rows(const PlannedTensor& tensor, int64_t row_begin, int64_t row_end,
                              int64_t row_elements, std::span<std::byte> codes,
                              std::vector<uint16_t>& scales) const;
+  // The same of MXFP4 (mxfp4_weights.h): codes [rows, row_elements / 2], exponents
+  // [rows, row_elements / 32].
+  virtual bool ReadMxfp4Rows(const PlannedTensor& tensor, int64_t row_begin, int64_t row_end,
+                             int64_t row_elements, std::span<std::byte> codes,
+                             std::span<std::byte> exponents) const;
   // Identifies the content; an expert store is made for one fingerprint.
   virtual uint64_t Fingerprint() const = 0;
 };

@@ -75,9 +75,10 @@ void AddModelSettings(EngineOptions& options, bool visible, OptionTable& table) 
                  "bfloat16. int8 and int4 are quantised as they are read (a scale for each 128 "
                  "weights, int4 with a multiplier for each 32; 8.125 and 4.375 bits each), "
                  "activations to int8 before each product; the router stays as it is. mxfp4 is "
-                 "what experts of gpt-oss are stored in (4.25 bits each, the rest bfloat16). gguf "
-                 "keeps the blocks of a GGUF file and rounds activations to int8, gguf-float32 "
-                 "does not round them. fp8 keeps the matrices of an fp8 checkpoint (8.25 bits a "
+                 "what experts of gpt-oss are stored in (4.25 bits each, the rest bfloat16), gguf "
+                 "keeps the blocks of a GGUF file: both round activations to int8, mxfp4-float32 "
+                 "and gguf-float32 do not round them. fp8 keeps the matrices of an fp8 checkpoint "
+                 "(8.25 bits a "
                  "weight), w4a16 the experts of one in compressed-tensors' packed int4 (4.5 bits, "
                  "the rest bfloat16)."});
   model.Add({.name = "weight-coding",

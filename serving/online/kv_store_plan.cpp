@@ -16,7 +16,7 @@ namespace {
 
 // To be raised with every change that moves a bit of keys or values or their place in a block:
 // those that rewrite tests/data/logit_hashes.txt, and new layouts (KvLayout).
-constexpr int kBitsVersion = 1;
+constexpr int kBitsVersion = 2;
 
 constexpr uint64_t kMostConfigBytes = uint64_t{16} << 20;
 

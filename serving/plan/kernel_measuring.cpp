@@ -104,7 +104,8 @@ std::vector<KernelChoice> MeasureKernelChoices(const CpuKernels& kernels,
   std::vector<KernelChoice> choices;
   for (const WeightTraits& traits : kWeightTypes) {
     const WeightType type = traits.type;
-    if (type == WeightType::kF32 || IsGguf(type)) continue;  // reference runs; many kinds
+    // Reference runs; many kinds; no matrix.
+    if (type == WeightType::kF32 || IsGguf(type) || !IsOfMatrices(type)) continue;
     const std::vector<ProductOption> candidates = ProductOptions(kernels, type);
     if (candidates.size() < 2) continue;
     options.progress(fmt::format("products with {} weights", WeightTypeName(type)));

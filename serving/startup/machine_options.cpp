@@ -73,6 +73,10 @@ void CheckNodes(const EngineOptions& options, const Topology& topology) {
   }
 }
 
+bool IsMxfp4(WeightType type) {
+  return type == WeightType::kMxfp4 || type == WeightType::kMxfp4F32;
+}
+
 bool DenseMayBeOnGpus(const EngineOptions& options, const ModelConfig& config) {
   return options.devices.dense != DenseMode::kOff &&
          std::all_of(config.layers.begin(), config.layers.end(),
@@ -82,16 +86,23 @@ bool DenseMayBeOnGpus(const EngineOptions& options, const ModelConfig& config) {
 // What the checkpoint has, where that is a type of its own.
 void ChooseDtype(EngineOptions& options) {
   const auto asked = options.dtype;
-  const bool of_checkpoints = !asked || *asked == WeightType::kMxfp4 ||
-                              *asked == WeightType::kFp8 || *asked == WeightType::kW4A16 ||
-                              IsGguf(*asked);
+  const bool of_checkpoints = !asked || IsMxfp4(*asked) || *asked == WeightType::kFp8 ||
+                              *asked == WeightType::kW4A16 || IsGguf(*asked);
   if (!of_checkpoints) return;
   const ModelConfig config = LoadModelConfig(options.model_dir);
   std::optional<WeightType> own;
-  if (config.tensors.HasMxfp4Experts()) own = WeightType::kMxfp4;
   if (HasFp8Experts(config)) own = WeightType::kFp8;
   if (HasW4A16Experts(config)) own = WeightType::kW4A16;
   const bool gpus = KernelsOf(options.devices) != nullptr;
+  if (config.tensors.HasMxfp4Experts()) {
+    const bool floats = gpus || asked == WeightType::kMxfp4F32;
+    own = floats ? WeightType::kMxfp4F32 : WeightType::kMxfp4;
+    if (gpus && asked != own && (!asked || IsMxfp4(*asked))) {
+      LogInfo(
+          "--dtype mxfp4-float32: GPUs do not round activations of MXFP4 experts to int8, so the "
+          "CPU beside them does not either");
+    }
+  }
   if (!asked && gpus && own == WeightType::kFp8 && DenseMayBeOnGpus(options, config)) {
     LogInfo(
         "GPUs have no kernels for a dense part in fp8: weights become bfloat16; with --dtype fp8 "
@@ -102,7 +113,9 @@ void ChooseDtype(EngineOptions& options) {
     const bool integers = AllGgufExpertsInBlocks(config) && asked != WeightType::kGgufF32;
     own = integers ? WeightType::kGguf : WeightType::kGgufF32;
   }
-  if (!asked || (IsGguf(*asked) && own && IsGguf(*own))) options.dtype = own;
+  const bool same_weights =
+      asked && own && ((IsGguf(*asked) && IsGguf(*own)) || (IsMxfp4(*asked) && IsMxfp4(*own)));
+  if (!asked || same_weights) options.dtype = own;
   if (!asked || asked == own || options.dtype == own) return;
   const char* const name = TraitsOf(*asked).dtype;
   const char* const blocks = IsGguf(*asked) ? "blocks of a GGUF file that can be kept"
@@ -111,7 +124,7 @@ void ChooseDtype(EngineOptions& options) {
                                  : "fp8 with a scale for each 128 inputs";
   Fail(ErrorKind::kInvalidArgument,
        "--dtype {}: the experts of {} are not in {}; give another type, or leave it at auto", name,
-       options.model_dir.string(), *asked == WeightType::kMxfp4 ? name : blocks);
+       options.model_dir.string(), IsMxfp4(*asked) ? "mxfp4" : blocks);
 }
 
 // Leaves what there are products for.

@@ -4,7 +4,7 @@
 //   gguf_bench [rounds [ROWS...] [TYPE...]]
 //
 // A TYPE is one of GGUF's, with int8 activations, or with "f32:" before it with f32 ones, or a name
-// of another type of weights (w4a16, mxfp4, fp8). MOESAIC_ISA chooses the instruction set.
+// of another type of weights (w4a16, mxfp4_f32, fp8). MOESAIC_ISA chooses the instruction set.
 // Every number is the median over rounds; a round runs all candidates of a number of rows one after
 // the other, and reads memory beside them, in one place and in eight at once, of which the faster
 // counts. Products cycle through more weights than any cache holds.
@@ -99,7 +99,8 @@ void Bench(int rounds, std::vector<int64_t> row_counts, std::vector<std::string>
     const auto* const other =
         std::find_if(std::begin(kWeightTypes), std::end(kWeightTypes),
                      [&](const WeightTraits& traits) { return name == traits.name; });
-    if (type == nullptr && other != std::end(kWeightTypes) && !IsGguf(other->type)) {
+    if (type == nullptr && other != std::end(kWeightTypes) && !IsGguf(other->type) &&
+        IsOfMatrices(other->type)) {
       shapes.emplace_back(name, PackedMatrix{nullptr, other->type, kOutputs, kInputs});
       continue;
     }

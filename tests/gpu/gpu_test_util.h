@@ -108,7 +108,7 @@ inline cuda::Weights GpuType(WeightType type) {
       return cuda::Weights::kInt8;
     case WeightType::kInt4:
       return cuda::Weights::kInt4;
-    case WeightType::kMxfp4:
+    case WeightType::kMxfp4F32:
       return cuda::Weights::kMxfp4;
     case WeightType::kFp8:
       return cuda::Weights::kFp8;
@@ -123,7 +123,7 @@ inline cuda::Weights GpuType(WeightType type) {
 constexpr WeightType kGpuTypes[] = {WeightType::kBf16, WeightType::kInt8, WeightType::kInt4};
 // With those that experts alone have.
 constexpr WeightType kGpuExpertTypes[] = {WeightType::kBf16, WeightType::kInt8,
-                                          WeightType::kInt4, WeightType::kMxfp4,
+                                          WeightType::kInt4, WeightType::kMxfp4F32,
                                           WeightType::kFp8,  WeightType::kW4A16};
 
 // Rounds `values` [rows, k] to bf16 in place and returns them as activation rows.

@@ -112,7 +112,7 @@ TEST_F(CudaModelTest, LogitsAreCloseToTheHosts) {
 // Types that experts alone have, biases and a clamped activation. The dense part is the host's, and
 // so is the routing: random routers tie often.
 TEST_F(CudaModelTest, ExpertsOfOtherModelsAreCloseToTheHosts) {
-  for (const auto& [name, type] : {std::pair("gpt_oss_mxfp4", WeightType::kMxfp4),
+  for (const auto& [name, type] : {std::pair("gpt_oss_mxfp4", WeightType::kMxfp4F32),
                                    std::pair("gpt_oss_bf16_window", WeightType::kBf16),
                                    std::pair("deepseek_v3_fp8", WeightType::kFp8),
                                    std::pair("kimi_k25_int4", WeightType::kW4A16)}) {

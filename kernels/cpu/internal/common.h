@@ -58,7 +58,7 @@ MOESAIC_INLINE int64_t PanelLines(WeightType type, int64_t k) {
       return subgroups * 8 + CeilDiv(groups, 2);
     case WeightType::kInt4:
       return subgroups * 4 + groups + CeilDiv(groups, 2);
-    case WeightType::kMxfp4:
+    case WeightType::kMxfp4F32:
       return subgroups * 4 + groups;
     case WeightType::kW4A16:
       return subgroups * 4 + CeilDiv(subgroups, 2);
@@ -66,7 +66,8 @@ MOESAIC_INLINE int64_t PanelLines(WeightType type, int64_t k) {
       return groups + CeilDiv(k, 4);
     case WeightType::kBf16Coded:
       return CodedHeadLines(k) + CeilDiv(k, kCodedInputs) * 3;
-    case WeightType::kGguf:  // its form says
+    case WeightType::kMxfp4:  // no matrix is
+    case WeightType::kGguf:   // its form says
     case WeightType::kGgufF32:
       break;
   }

@@ -1,5 +1,5 @@
-// MXFP4 weights (PackedMatrix, kMxfp4): their format for products (four_bit_product.h), and their
-// packing. Included after Vec16 and math.h.
+// MXFP4 weights (PackedMatrix, kMxfp4F32): their format for products (four_bit_product.h), and
+// their packing. Included after Vec16 and math.h.
 #pragma once
 
 #include "kernels/cpu/internal/four_bit_product.h"

@@ -99,7 +99,7 @@ void PackFp8(const void* src, DType src_dtype, int64_t src_stride, int64_t n, in
 void PackPanels(const void* src, DType src_dtype, int64_t src_stride, int64_t n, int64_t k,
                 WeightType type, int64_t panel_begin, int64_t panel_end, std::byte* dst) {
   const bool integers = type == WeightType::kInt8 || type == WeightType::kInt4;
-  auto* const pack = type == WeightType::kMxfp4       ? PackFourBits<Mxfp4Format>
+  auto* const pack = type == WeightType::kMxfp4F32    ? PackFourBits<Mxfp4Format>
                      : type == WeightType::kW4A16     ? PackFourBits<W4A16Format>
                      : type == WeightType::kFp8       ? PackFp8
                      : type == WeightType::kBf16Coded ? PackCoded
@@ -136,7 +136,7 @@ void UnpackRow(const PackedMatrix& w, int64_t row, float* out) {
   if (w.type == WeightType::kInt8 || w.type == WeightType::kInt4) {
     return UnpackIntegers(w, row, out);
   }
-  if (w.type == WeightType::kMxfp4) return UnpackFourBits<Mxfp4Format>(w, row, out);
+  if (w.type == WeightType::kMxfp4F32) return UnpackFourBits<Mxfp4Format>(w, row, out);
   if (w.type == WeightType::kW4A16) return UnpackFourBits<W4A16Format>(w, row, out);
   if (w.type == WeightType::kFp8) return UnpackFp8(w, row, out);
   if (w.type == WeightType::kBf16Coded) return UnpackCoded(w, row, out);

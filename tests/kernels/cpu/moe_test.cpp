@@ -196,7 +196,7 @@ class MoeTest : public ::testing::TestWithParam<Isa> {
 
 TEST_P(MoeTest, MatchesNaive) {
   for (const WeightType type :
-       {WeightType::kBf16, WeightType::kInt8, WeightType::kInt4, WeightType::kMxfp4}) {
+       {WeightType::kBf16, WeightType::kInt8, WeightType::kInt4, WeightType::kMxfp4F32}) {
     for (const int64_t tokens : {1, 2, 9, 40}) {
       SCOPED_TRACE(WeightTypeName(type));
       Layer layer(kernels_, random_, 7, 100, 52, tokens, 3, type);
@@ -207,7 +207,7 @@ TEST_P(MoeTest, MatchesNaive) {
 
 TEST_P(MoeTest, ClampedActivationAndBiasesMatchNaive) {
   for (const WeightType type : {WeightType::kBf16, WeightType::kF32, WeightType::kInt8,
-                                WeightType::kInt4, WeightType::kMxfp4}) {
+                                WeightType::kInt4, WeightType::kMxfp4F32}) {
     for (const int64_t tokens : {1, 9, 40}) {
       SCOPED_TRACE(WeightTypeName(type));
       Layer layer(kernels_, random_, 5, 100, 52, tokens, 3, type);
@@ -251,7 +251,7 @@ TEST_P(MoeTest, ClampingKeepsNan) {
 TEST_P(MoeTest, BitsDoNotDependOnThreadsOrderWavesOrBatchMates) {
   constexpr int64_t kTokens = 150, kHidden = 200, kTopK = 2;
   for (const WeightType type :
-       {WeightType::kBf16, WeightType::kInt8, WeightType::kInt4, WeightType::kMxfp4}) {
+       {WeightType::kBf16, WeightType::kInt8, WeightType::kInt4, WeightType::kMxfp4F32}) {
     SCOPED_TRACE(WeightTypeName(type));
     Layer layer(kernels_, random_, 5, kHidden, 88, kTokens, kTopK, type);
     const std::vector<float> all = layer.Run(1, kTokens, 5, false);

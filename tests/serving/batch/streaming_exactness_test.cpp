@@ -56,10 +56,13 @@ TEST_P(StreamingExactnessTest, BuffersResidentsAndBatches) {
   HarnessOptions options;
   options.isa = SelectKernels().isa;
   options.weight_type = GetParam();
+  const std::string directory = GetParam() == WeightType::kMxfp4
+                                    ? FixtureModel("gpt_oss_mxfp4")
+                                    : std::string(MOESAIC_SAMPLE_MODEL_DIR);
   options.kv_blocks = 2 * kSequences;
   std::vector<uint64_t> expected;
   {
-    ModelHarness model(MOESAIC_SAMPLE_MODEL_DIR, options);
+    ModelHarness model(directory, options);
     expected = RunAll(model, 1);
   }
   for (const int64_t slots : {1, 2, 40, 256}) {
@@ -81,7 +84,7 @@ TEST_P(StreamingExactnessTest, BuffersResidentsAndBatches) {
                                                     static_cast<int>(config.num_experts()), stream);
         };
         {
-          ModelHarness model(MOESAIC_SAMPLE_MODEL_DIR, streaming);
+          ModelHarness model(directory, streaming);
           EXPECT_EQ(RunAll(model, together), expected)
               << slots << " slots, packed " << packed << ", " << together << " together";
         }
@@ -93,7 +96,7 @@ TEST_P(StreamingExactnessTest, BuffersResidentsAndBatches) {
 
 INSTANTIATE_TEST_SUITE_P(Types, StreamingExactnessTest,
                          ::testing::Values(WeightType::kBf16, WeightType::kF32, WeightType::kInt8,
-                                           WeightType::kInt4),
+                                           WeightType::kInt4, WeightType::kMxfp4),
                          [](const auto& info) { return WeightTypeName(info.param); });
 
 }  // namespace

@@ -334,13 +334,15 @@ TEST_P(ExactnessTest, F32ClassIsOneAcrossInstructionSets) {
 }
 
 // Integer sums are exact, so that quantised products have the same bits on every instruction set.
-// Products with mxfp4 are f32's, those with fp8 the same in a class.
+// Products with mxfp4_f32 are f32's, those with fp8 the same in a class.
 TEST_P(ExactnessTest, QuantisedWeights) {
   const TempDir store;
   const ModelConfig config = LoadModelConfig(GetParam());
   const int64_t all = config.num_sparse_layers() * config.num_experts();
   std::vector<WeightType> types = {WeightType::kInt8, WeightType::kInt4};
-  if (config.tensors.HasMxfp4Experts()) types.push_back(WeightType::kMxfp4);
+  if (config.tensors.HasMxfp4Experts()) {
+    types.insert(types.end(), {WeightType::kMxfp4, WeightType::kMxfp4F32});
+  }
   if (HasFp8Experts(config)) types.push_back(WeightType::kFp8);
   if (HasW4A16Experts(config)) types.push_back(WeightType::kW4A16);
   types.push_back(WeightType::kBf16Coded);  // that of bf16 itself: golden_hashes_test.cpp

@@ -103,7 +103,7 @@ HashLines ComputeHashes() {
       const bool mxfp4 = config.tensors.HasMxfp4Experts();
       for (const WeightTraits& traits : kWeightTypes) {
         const WeightType type = traits.type;
-        if (type == WeightType::kMxfp4 && !mxfp4) continue;
+        if ((type == WeightType::kMxfp4 || type == WeightType::kMxfp4F32) && !mxfp4) continue;
         if (IsGguf(type)) continue;  // of other files
         if (type == WeightType::kFp8 && !HasFp8Experts(config)) continue;
         if (type == WeightType::kW4A16 && !HasW4A16Experts(config)) continue;

@@ -1,9 +1,13 @@
 #include "serving/startup/machine_options.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <optional>
+#include <string>
 #include <vector>
 
+#include "kernels/cuda/kernels.h"
 #include "tests/core/base/caught.h"
 #include "tests/serving/startup/made_up_machine.h"
 
@@ -117,6 +121,36 @@ TEST(MachineOptionsTest, WeightsOfAutoAreWhatTheCheckpointHas) {
     ADD_FAILURE() << "w4a16 was accepted";
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("packed int4"), std::string::npos) << error.what();
+  }
+}
+
+// With activations in f32 where they are asked for, and where GPUs compute, which do not round them
+// to int8.
+TEST(MachineOptionsTest, Mxfp4TakesTheActivationsThatAllItsProductsCanHave) {
+  const cuda::Kernels kernels = {};
+  const auto chosen = [&](const char* model, std::optional<WeightType> dtype, bool gpus) {
+    EngineOptions options;
+    options.model = std::string(MOESAIC_TEST_DATA_DIR "/models/") + model;
+    options.dtype = dtype;
+    options.devices.count = 1;
+    if (gpus) options.devices.emulated_kernels = &kernels;
+    return OptionsOnMachine(options, MadeUpMachine()).dtype;
+  };
+  const char* const model = "gpt_oss_mxfp4";
+  for (const bool gpus : {false, true}) {
+    SCOPED_TRACE(gpus);
+    const WeightType of_auto = gpus ? WeightType::kMxfp4F32 : WeightType::kMxfp4;
+    EXPECT_EQ(chosen(model, std::nullopt, gpus), of_auto);
+    EXPECT_EQ(chosen(model, WeightType::kMxfp4, gpus), of_auto);
+    EXPECT_EQ(chosen(model, WeightType::kMxfp4F32, gpus), WeightType::kMxfp4F32);
+    EXPECT_EQ(chosen(model, WeightType::kF32, gpus), WeightType::kF32);
+  }
+  for (const WeightType dtype : {WeightType::kMxfp4, WeightType::kMxfp4F32}) {
+    const Error error = Caught([&] { chosen("gpt_oss_bf16_window", dtype, false); });
+    EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+    EXPECT_TRUE(Contains(error, fmt::format("--dtype {}: the experts of", TraitsOf(dtype).dtype)))
+        << error.what();
+    EXPECT_TRUE(Contains(error, "are not in mxfp4")) << error.what();
   }
 }
 
