@@ -1,6 +1,6 @@
 // Requests as coding agents write them (tests/data/agent_requests.json): none of them is refused,
 // and their conversations and tools arrive. Texts are shortened; which members there are, and of
-// which shape, is as in the public sources that each one names.
+// which shape, is as in the public sources that each one names, where one was read.
 #include <gtest/gtest.h>
 
 #include <fstream>
