@@ -391,9 +391,16 @@ void SharedMemory::Welcome(OwnedFd fd) {
   const Hello hello = {kHelloMagic, member, static_cast<uint32_t>(key_.size()), memory().size(),
                        control().size()};
   const int fds[kFdsOfHello] = {memory_fd_.get(), control_fd_.get()};
-  if (!SendHello(fd.get(), hello, key_, full ? nullptr : fds) || full) return;
+  if (full) {
+    SendHello(fd.get(), hello, key_, nullptr);
+    return;
+  }
+  // One that has the answer is counted.
   *free = std::move(fd);
   ++members_;
+  if (SendHello(free->get(), hello, key_, fds)) return;
+  *free = OwnedFd();
+  --members_;
 }
 
 // --- another process
