@@ -13,8 +13,6 @@ struct Vec16 {
 template <typename F>
 MOESAIC_INLINE Vec16 MapLanes(F f) {
   Vec16 r;
-  // A loop takes a third of the time to compile, and the calls in most of them outweigh it.
-#pragma GCC unroll 1
   for (int i = 0; i < 16; ++i) r.v[i] = f(i);
   return r;
 }
