@@ -8,7 +8,6 @@
 # then the rest sees nothing else.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-jobs=${JOBS:-$(nproc)}
 program=build/release/bin/moesaic
 # Minutes of searches, of failures and of texts, in which no kernel has a part.
 same_everywhere='BatchPlannerTest.(PacketsAre|SaysWhatATenth)|ThroughputPlannerTest|ResolveBatchTest.ALongJob'
@@ -37,6 +36,6 @@ for isa in "$@"; do
       only+=(-R "$exactness")
     fi
     numerics_run+="$numerics "
-    MOESAIC_ISA=$isa ctest --test-dir build/release --output-on-failure -j $((jobs + 1)) "${only[@]}"
+    MOESAIC_ISA=$isa scripts/run_tests.sh build/release "${only[@]}"
   fi
 done
