@@ -21,8 +21,8 @@ constexpr int kWarp = 32;
 constexpr uint32_t kAllLanes = ~0U;
 constexpr size_t kStackBytes = 256 * 1024;
 
-// What __builtin_setjmp keeps: the frame, the stack and where to go on. It is some thirty times as
-// cheap as setjmp of the C library, and a grid makes millions of switches.
+// What __builtin_setjmp keeps: the frame, the stack and where to go on. It is much cheaper than
+// setjmp of the C library, and a grid makes millions of switches.
 struct Place {
   void* kept[5];
 };
@@ -31,21 +31,19 @@ struct Fiber {
   std::unique_ptr<char[]> stack = std::make_unique<char[]>(kStackBytes);
   ucontext_t start = {};  // used once
   bool started = false;
+  Place place;
+  unsigned exchanges = 0;
 };
 
-// The lanes of a warp, a bit each. A lane in none of the masks has returned.
+// The lanes of a warp, a bit each. One in neither mask waits for its block, or has returned.
 struct Warp {
   uint32_t ready = kAllLanes;
   uint32_t at_warp = 0;
-  uint32_t at_block = 0;
 };
 
 // All below is global, as is what kernels share (__shared__): one kernel at a time.
 std::mutex g_one_kernel;
-// [threads] each.
-std::vector<Fiber> g_fibers;
-std::vector<Place> g_places;
-std::vector<unsigned> g_exchanges;
+std::vector<Fiber> g_fibers;  // [threads]
 // [threads] each. Two, taking turns: a lane may already show the next while another reads this one.
 std::vector<Registers> g_shown[2];
 std::vector<Warp> g_warps;
@@ -55,6 +53,9 @@ int g_done = 0;
 Place g_grid;  // where the block was begun
 const std::function<void()>* g_kernel = nullptr;
 
+Fiber& Current() { return g_fibers[static_cast<size_t>(g_current)]; }
+Warp& CurrentWarp() { return g_warps[static_cast<size_t>(g_current / kWarp)]; }
+uint32_t CurrentLane() { return 1U << (g_current % kWarp); }
 int Threads() { return static_cast<int>(g_warps.size()) * kWarp; }
 
 // The next lane that can go on: of the warp at hand while it has one, for their loads are near each
@@ -71,10 +72,10 @@ int NextReady() {
 }
 
 [[noreturn]] __attribute__((noinline)) void Continue(int thread) {
-  Fiber& fiber = g_fibers[static_cast<size_t>(thread)];
   g_current = thread;
   g_thread.x = static_cast<unsigned>(thread);
-  if (fiber.started) __builtin_longjmp(g_places[static_cast<size_t>(thread)].kept, 1);
+  Fiber& fiber = Current();
+  if (fiber.started) __builtin_longjmp(fiber.place.kept, 1);
   fiber.started = true;
   setcontext(&fiber.start);
   std::abort();  // setcontext returns only when it fails
@@ -83,11 +84,8 @@ int NextReady() {
 // Not inlined, like all that returns twice: what a caller keeps in registers must not live across a
 // jump.
 __attribute__((noinline)) void GiveWay() {
-  if (__builtin_setjmp(g_places[static_cast<size_t>(g_current)].kept) == 0) Continue(NextReady());
+  if (__builtin_setjmp(Current().place.kept) == 0) Continue(NextReady());
 }
-
-Warp& CurrentWarp() { return g_warps[static_cast<size_t>(g_current / kWarp)]; }
-uint32_t CurrentLane() { return 1U << (g_current % kWarp); }
 
 [[noreturn]] __attribute__((noinline)) void ContinueGrid() { __builtin_longjmp(g_grid.kept, 1); }
 
@@ -98,7 +96,7 @@ void Entry() {
     CurrentWarp().ready &= ~CurrentLane();
     if (++g_done < Threads()) {
       GiveWay();
-    } else if (__builtin_setjmp(g_places[static_cast<size_t>(g_current)].kept) == 0) {
+    } else if (__builtin_setjmp(Current().place.kept) == 0) {
       ContinueGrid();
     }
   }
@@ -128,8 +126,6 @@ void RunGrid(Index grid, int threads, const std::function<void()>& kernel) {
   const auto count = static_cast<size_t>(threads);
   if (g_fibers.size() < count) {
     g_fibers.resize(count);
-    g_places.resize(count);
-    g_exchanges.resize(count);
     for (std::vector<Registers>& shown : g_shown) shown.resize(count);
   }
   for (size_t i = 0; i < count; ++i) Prepare(g_fibers[i]);
@@ -144,7 +140,6 @@ void RunGrid(Index grid, int threads, const std::function<void()>& kernel) {
 
 void WaitForBlock() {
   CurrentWarp().ready &= ~CurrentLane();
-  CurrentWarp().at_block |= CurrentLane();
   if (++g_at_block < Threads()) {
     GiveWay();
     return;
@@ -166,7 +161,7 @@ void WaitForWarp() {
 
 const Registers* Exchange(const Registers& mine) {
   const auto thread = static_cast<size_t>(g_current);
-  std::vector<Registers>& shown = g_shown[++g_exchanges[thread] % 2];
+  std::vector<Registers>& shown = g_shown[++Current().exchanges % 2];
   shown[thread] = mine;
   WaitForWarp();
   return &shown[thread - thread % kWarp];
