@@ -13,49 +13,32 @@ import argparse
 import json
 import os
 import pathlib
-import re
-import signal
 import statistics
 import subprocess
 import tempfile
 import threading
 import time
-import urllib.request
+
+from experiment_server import ExperimentServer
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}
 STREAMS = 8
 
 
-class Server:
+class Server(ExperimentServer):
     def __init__(self, binary, model):
-        command = [binary, "serve", model, "--port", "0", "--served-model-name", "m", "--max-num-seqs", str(STREAMS)]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        self.url = None
-        log = []
-        for line in self.process.stderr:
-            log.append(line)
-            if match := re.search(r"listens on (http://\S+)", line):
-                self.url = match[1]
-            if re.search(r"serving \S+ on", line):  # the model is loaded
-                break
-        else:
-            raise SystemExit(f"{binary} did not start:\n{''.join(log)}")
-        threading.Thread(target=self.process.stderr.read, daemon=True).start()
+        super().__init__(binary, model, "--max-num-seqs", str(STREAMS))
 
     def cpu_s(self):
         # clock_getcpuclockid(3), which Python has of its own threads only.
         return time.clock_gettime((~self.process.pid << 3) | 2)
-
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(60)
 
 
 def bench(client, server, arguments):
     """The result of `bench serve`, from the newer program for both servers."""
     with tempfile.TemporaryDirectory() as directory:
         command = [
-            client, "bench", "serve", "--base-url", server.url, "--backend", "openai-chat", "--random-input-len", "32", "--random-output-len",
+            client, "bench", "serve", "--base-url", f"http://127.0.0.1:{server.port}", "--backend", "openai-chat", "--random-input-len", "32", "--random-output-len",
             str(arguments.tokens), "--num-prompts", str(arguments.prompts), "--max-concurrency", str(STREAMS), "--ignore-eos",
             "--save-result", "--result-dir", directory, "--result-filename", "r.json",
         ]  # fmt: skip
@@ -69,11 +52,9 @@ def bench(client, server, arguments):
 def chats(server, arguments, tools):
     """Streams at a time, so that only the server's CPU time is looked at."""
     def one(number):
-        body = {"model": "m", "messages": [{"role": "user", "content": f"Tell me story {number}."}], "max_tokens": arguments.tokens,
+        body = {"model": server.model, "messages": [{"role": "user", "content": f"Tell me story {number}."}], "max_tokens": arguments.tokens,
                 "ignore_eos": True, "stream": True, "seed": number} | ({"tools": [TOOL]} if tools else {})  # fmt: skip
-        request = urllib.request.Request(server.url + "/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=600) as response:
-            response.read()
+        server.call("POST", "/v1/chat/completions", body)
 
     for first in range(0, arguments.prompts, STREAMS):
         threads = [threading.Thread(target=one, args=(number,)) for number in range(first, min(first + STREAMS, arguments.prompts))]
