@@ -212,8 +212,11 @@ class Sent:
         """The replica is asked first."""
         self.withdraw(request)
         now = self._now()
-        for old in [name for name, (_, since) in self._asked.items() if now - since > self._PATIENCE_S]:
-            self.withdraw(old)
+        while self._asked:
+            oldest, (_, since) = next(iter(self._asked.items()))
+            if now - since <= self._PATIENCE_S:
+                break
+            self.withdraw(oldest)
         self._asked[request] = view, now
         view.running += 1
 
