@@ -78,9 +78,8 @@ void AddModelSettings(EngineOptions& options, bool visible, OptionTable& table) 
                  "what experts of gpt-oss are stored in (4.25 bits each, the rest bfloat16), gguf "
                  "keeps the blocks of a GGUF file: both round activations to int8, mxfp4-float32 "
                  "and gguf-float32 do not round them. fp8 keeps the matrices of an fp8 checkpoint "
-                 "(8.25 bits a "
-                 "weight), w4a16 the experts of one in compressed-tensors' packed int4 (4.5 bits, "
-                 "the rest bfloat16)."});
+                 "(8.25 bits a weight), w4a16 the experts of one in compressed-tensors' packed "
+                 "int4 (4.5 bits, the rest bfloat16)."});
   model.Add({.name = "weight-coding",
              .target = AutoOrOneOf(&options.weight_coding, kWeightCodings),
              .help =

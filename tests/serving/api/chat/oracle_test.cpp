@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <fstream>
-#include <random>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "serving/api/chat/chat_parser.h"
 #include "serving/api/chat/harmony_parser.h"
+#include "tests/serving/api/chat/parse.h"
 
 namespace moesaic {
 namespace oracle_test {
@@ -204,7 +204,6 @@ std::string WithoutSpace(std::string text) {
 
 TEST(ToolGrammarOracleTest, CallsAreReadAsTheyWereMeant) {
   const Json vectors = ReadVectors("tool_calls.json");
-  std::mt19937 random(20261126);
   std::set<std::string> syntaxes;
   for (const Json& vector : vectors.at("outputs")) {
     const auto text = vector.at("text").get<std::string>();
@@ -228,14 +227,7 @@ TEST(ToolGrammarOracleTest, CallsAreReadAsTheyWereMeant) {
       EXPECT_EQ(Json::parse(said.calls[i].arguments, nullptr, false), calls[i].at("arguments"))
           << said.calls[i].arguments;
     }
-    // Cuts change nothing: byte by byte, and in random pieces.
-    for (const unsigned one_in : {1u, 3u, 20u}) {
-      Parsing parsing(options, text);
-      for (size_t end = 1; end < text.size(); ++end) {
-        if (random() % one_in == 0) parsing.Feed(end);
-      }
-      EXPECT_EQ(parsing.Finish(true), said) << "one cut in " << one_in;
-    }
+    ParseAllCuts(options, {text});
   }
   EXPECT_EQ(syntaxes,
             (std::set<std::string>{"deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4",
