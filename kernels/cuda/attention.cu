@@ -309,7 +309,7 @@ __global__ void __launch_bounds__(kAttentionThreads<kDim>* kTiles<kDim, kSplit>)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int dim = step * 16 + 4 * t + i;
-        values[i] = dim < d ? from[dim] : 0.0f;
+        values[i] = kFits || dim < d ? from[dim] : 0.0f;
       }
       q[step][half] = PackBf16(values[0], values[1]);
       q[step][2 + half] = PackBf16(values[2], values[3]);
@@ -481,6 +481,7 @@ __global__ void __launch_bounds__(kFoldThreads) ZeroPaddingKernel(AttentionArgs 
   }
 }
 
+// A thread per dimension, blocks of a token side by side.
 __global__ void __launch_bounds__(kFoldThreads) StoreKvKernel(StoreKvArgs args) {
   const int64_t token = blockIdx.x;
   const int64_t slot = args.slots[token];
@@ -491,16 +492,16 @@ __global__ void __launch_bounds__(kFoldThreads) StoreKvKernel(StoreKvArgs args) 
   const float* keys = args.keys + token * args.token_stride;
   const float* values = args.values + token * args.token_stride;
   std::byte* block = args.cache.data + slot / kBlockTokens * args.cache.block_stride_bytes;
-  for (int64_t i = threadIdx.x; i < args.cache.kv_heads * padded; i += kFoldThreads) {
-    const int64_t head = i / padded;
-    const int64_t dim = i % padded;
-    std::byte* to = block + head * KvHeadBytes(d);
-    auto* key = reinterpret_cast<uint16_t*>(to + dim / 2 * kLineBytes + place * 4 + dim % 2 * 2);
-    auto* value = reinterpret_cast<uint16_t*>(to + KvKeyBytes(d) + (place / 2 * padded + dim) * 4 +
-                                              place % 2 * 2);
-    if (dim < (d + 1) / 2 * 2) *key = dim < d ? RoundBf16(keys[head * d + dim]) : uint16_t{0};
-    *value = dim < d ? RoundBf16(values[head * d + dim]) : uint16_t{0};
-  }
+  const int64_t i = static_cast<int64_t>(blockIdx.y) * kFoldThreads + threadIdx.x;
+  if (i >= args.cache.kv_heads * padded) return;
+  const int64_t head = i / padded;
+  const int64_t dim = i % padded;
+  std::byte* to = block + head * KvHeadBytes(d);
+  auto* key = reinterpret_cast<uint16_t*>(to + dim / 2 * kLineBytes + place * 4 + dim % 2 * 2);
+  auto* value = reinterpret_cast<uint16_t*>(to + KvKeyBytes(d) + (place / 2 * padded + dim) * 4 +
+                                            place % 2 * 2);
+  if (dim < (d + 1) / 2 * 2) *key = dim < d ? RoundBf16(keys[head * d + dim]) : uint16_t{0};
+  *value = dim < d ? RoundBf16(values[head * d + dim]) : uint16_t{0};
 }
 
 template <int kDim, bool kFits>
@@ -553,8 +554,9 @@ LaunchResult LoadAttentionKernels() {
 }
 
 LaunchResult StoreKv(const StoreKvArgs& args, StreamHandle stream) {
-  return Launch("store_kv", StoreKvKernel, dim3(static_cast<unsigned>(args.tokens)), kFoldThreads,
-                stream, args);
+  const int64_t dimensions = args.cache.kv_heads * ((args.cache.head_dim + 15) / 16 * 16);
+  const dim3 grid(static_cast<unsigned>(args.tokens), CeilDiv(dimensions, kFoldThreads));
+  return Launch("store_kv", StoreKvKernel, grid, kFoldThreads, stream, args);
 }
 
 LaunchResult Attention(const AttentionArgs& args, StreamHandle stream) {

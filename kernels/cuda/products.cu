@@ -346,13 +346,16 @@ __device__ __forceinline__ Sums<1> ChunkSums(const ProductArgs& args, const Lane
 // inputs that are its turn. All chunks of a round are added up behind it.
 
 constexpr int kFewRows = 16;
+// Two blocks share a multiprocessor, or one has all of it: where there are fewer blocks than
+// multiprocessors and the inputs are many.
 constexpr int kFewWarps = 8;
-constexpr int kFewThreads = kFewWarps * kWarp;
+constexpr int kMoreWarps = 2 * kFewWarps;
 constexpr int kFewStride = kWarpOutputs + 4;  // rows of a chunk's sums start in different banks
 
-template <Weights kType>
-__global__ void __launch_bounds__(kFewThreads, 2) FewRowsKernel(ProductArgs args) {
-  __shared__ float of_chunks[kFewWarps][kFewRows][kFewStride];
+template <Weights kType, int kBlockWarps>
+__global__ void __launch_bounds__(kBlockWarps* kWarp, kMoreWarps / kBlockWarps)
+    FewRowsKernel(ProductArgs args) {
+  __shared__ float of_chunks[kBlockWarps][kFewRows][kFewStride];
   ChooseProduct(args);
   const RowRange rows = TileOf(args, static_cast<int>(blockIdx.y), kFewRows);
   if (rows.begin >= rows.end) return;
@@ -371,11 +374,11 @@ __global__ void __launch_bounds__(kFewThreads, 2) FewRowsKernel(ProductArgs args
   }
   const int64_t chunks = (args.k + kChunkInputs - 1) / kChunkInputs;
 
-  // Two outputs of a row are this thread's.
+  // Two outputs of a row are the thread's, of the first so many.
   const int row = static_cast<int>(threadIdx.x) / (kWarpOutputs / 2);
   const int output = static_cast<int>(threadIdx.x) % (kWarpOutputs / 2) * 2;
   float totals[2] = {};
-  for (int64_t first = 0; first < chunks; first += kFewWarps) {
+  for (int64_t first = 0; first < chunks; first += kBlockWarps) {
     const int64_t chunk = first + warp;
     if (chunk < chunks) {
       const Sums<1> sums = ChunkSums<kType>(args, panels, chunk, x);
@@ -387,8 +390,8 @@ __global__ void __launch_bounds__(kFewThreads, 2) FewRowsKernel(ProductArgs args
       }
     }
     __syncthreads();
-    if (rows.begin + row < rows.end) {
-      for (int from = 0; from < kFewWarps && first + from < chunks; ++from) {
+    if (row < kFewRows && rows.begin + row < rows.end) {
+      for (int from = 0; from < kBlockWarps && first + from < chunks; ++from) {
         totals[0] += of_chunks[from][row][output];
         totals[1] += of_chunks[from][row][output + 1];
       }
@@ -396,7 +399,7 @@ __global__ void __launch_bounds__(kFewThreads, 2) FewRowsKernel(ProductArgs args
     __syncthreads();
   }
 
-  if (rows.begin + row >= rows.end) return;
+  if (row >= kFewRows || rows.begin + row >= rows.end) return;
   const float* const bias = BiasOf(args, rows.group);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -698,20 +701,25 @@ LaunchResult LaunchProduct(const ProductArgs& args, ProductPath path, StreamHand
     return Launch("many_rows_product", ManyRowsKernel<kType>, many, kThreads, stream, args);
   }
   const dim3 few(CeilDiv(args.n, kWarpOutputs), tiles(kFewRows), products);
-  return Launch("few_rows_product", FewRowsKernel<kType>, few, kFewThreads, stream, args);
+  if (few.x * few.y * products < kLeastBlocks && args.k > kFewWarps * kChunkInputs) {
+    return Launch("few_rows_product", FewRowsKernel<kType, kMoreWarps>, few, kMoreWarps * kWarp,
+                  stream, args);
+  }
+  return Launch("few_rows_product", FewRowsKernel<kType, kFewWarps>, few, kFewWarps * kWarp, stream,
+                args);
+}
+
+template <Weights... kTypes>
+LaunchResult LoadProductsOf() {
+  return Load("product", VectorKernel<kTypes>..., FewRowsKernel<kTypes, kFewWarps>...,
+              FewRowsKernel<kTypes, kMoreWarps>..., ManyRowsKernel<kTypes>...);
 }
 
 }  // namespace
 
 LaunchResult LoadProductKernels() {
-  return Load(
-      "product", VectorKernel<Weights::kBf16>, VectorKernel<Weights::kInt8>,
-      VectorKernel<Weights::kInt4>, VectorKernel<Weights::kMxfp4>, VectorKernel<Weights::kFp8>,
-      VectorKernel<Weights::kW4A16>, FewRowsKernel<Weights::kBf16>, ManyRowsKernel<Weights::kBf16>,
-      FewRowsKernel<Weights::kInt8>, ManyRowsKernel<Weights::kInt8>, FewRowsKernel<Weights::kInt4>,
-      ManyRowsKernel<Weights::kInt4>, FewRowsKernel<Weights::kMxfp4>,
-      ManyRowsKernel<Weights::kMxfp4>, FewRowsKernel<Weights::kFp8>, ManyRowsKernel<Weights::kFp8>,
-      FewRowsKernel<Weights::kW4A16>, ManyRowsKernel<Weights::kW4A16>);
+  return LoadProductsOf<Weights::kBf16, Weights::kInt8, Weights::kInt4, Weights::kMxfp4,
+                        Weights::kFp8, Weights::kW4A16>();
 }
 
 LaunchResult Product(const ProductArgs& args, ProductPath path, StreamHandle stream) {

@@ -11,53 +11,85 @@ constexpr int kLogitWarps = kLogitThreads / kWarp;
 constexpr int kLogitParts = kLogitThreads / static_cast<int>(kPanelOutputs);
 constexpr int kLogitBatch = 8;
 
-// A block per token and panel of 16 experts, a thread per expert and 32nd of the lines: 16
+// Tokens of a block where they are many: they share the weights that it has read.
+constexpr int kLogitTokens = 4;
+
+// A block per so many tokens and panel of 16 experts, a thread per expert and 32nd of the lines: 16
 // neighbours read a line of 64 bytes, which has one (f32) or two inputs (bf16) of all experts. A
 // batch of lines is on its way before the first is used.
-template <bool kF32>
+template <bool kF32, int kTokens>
 __global__ void __launch_bounds__(kLogitThreads) RouterLogitsKernel(RouterLogitsArgs args) {
-  __shared__ float partials[kLogitWarps][kPanelOutputs];
+  __shared__ float partials[kTokens][kLogitWarps][kPanelOutputs];
   const auto thread = static_cast<int>(threadIdx.x);
   const int output = thread % static_cast<int>(kPanelOutputs);
   const int part = thread / static_cast<int>(kPanelOutputs);
   const int64_t lines = kF32 ? args.k : (args.k + 1) / 2;
   const std::byte* panel = args.matrix + blockIdx.x * lines * kLineBytes + output * 4;
-  const float* x = args.x + static_cast<int64_t>(blockIdx.y) * args.k;
-  float sum = 0;
+  const int64_t first_token = static_cast<int64_t>(blockIdx.y) * kTokens;
+  // Behind the last there is the last, of which nothing is kept.
+  const float* x[kTokens];
+#pragma unroll
+  for (int m = 0; m < kTokens; ++m) {
+    x[m] = args.x + min(first_token + m, args.tokens - 1) * args.k;
+  }
+  float sums[kTokens] = {};
   for (int64_t first = part; first < lines; first += kLogitBatch * kLogitParts) {
     uint32_t weights[kLogitBatch];
-    float inputs[kLogitBatch][2];
 #pragma unroll
     for (int i = 0; i < kLogitBatch; ++i) {
       const int64_t line = first + i * kLogitParts;
-      const bool there = line < lines;
-      weights[i] = there ? *reinterpret_cast<const uint32_t*>(panel + line * kLineBytes) : 0u;
-      if constexpr (kF32) {
-        inputs[i][0] = there ? x[line] : 0.0f;
-      } else {
-        inputs[i][0] = there ? x[2 * line] : 0.0f;
-        inputs[i][1] = 2 * line + 1 < args.k ? x[2 * line + 1] : 0.0f;
-      }
+      weights[i] =
+          line < lines ? *reinterpret_cast<const uint32_t*>(panel + line * kLineBytes) : 0u;
     }
 #pragma unroll
-    for (int i = 0; i < kLogitBatch; ++i) {
-      if (first + i * kLogitParts >= lines) break;
-      if constexpr (kF32) {
-        sum = fmaf(FloatOf(weights[i]), inputs[i][0], sum);
-      } else {
-        sum = fmaf(WidenBf16(weights[i]), inputs[i][0], sum);
-        sum = fmaf(WidenBf16(weights[i] >> 16), inputs[i][1], sum);
+    for (int m = 0; m < kTokens; ++m) {
+      float inputs[kLogitBatch][2];
+#pragma unroll
+      for (int i = 0; i < kLogitBatch; ++i) {
+        const int64_t line = first + i * kLogitParts;
+        if constexpr (kF32) {
+          inputs[i][0] = line < lines ? x[m][line] : 0.0f;
+        } else {
+          inputs[i][0] = line < lines ? x[m][2 * line] : 0.0f;
+          inputs[i][1] = 2 * line + 1 < args.k ? x[m][2 * line + 1] : 0.0f;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kLogitBatch; ++i) {
+        if (first + i * kLogitParts >= lines) break;
+        if constexpr (kF32) {
+          sums[m] = fmaf(FloatOf(weights[i]), inputs[i][0], sums[m]);
+        } else {
+          sums[m] = fmaf(WidenBf16(weights[i]), inputs[i][0], sums[m]);
+          sums[m] = fmaf(WidenBf16(weights[i] >> 16), inputs[i][1], sums[m]);
+        }
       }
     }
   }
-  sum += ShuffleXor(sum, static_cast<int>(kPanelOutputs));  // a warp has two parts
-  if (thread % kWarp < kPanelOutputs) partials[thread / kWarp][output] = sum;
+#pragma unroll
+  for (int m = 0; m < kTokens; ++m) {
+    sums[m] += ShuffleXor(sums[m], static_cast<int>(kPanelOutputs));  // a warp has two parts
+    if (thread % kWarp < kPanelOutputs) partials[m][thread / kWarp][output] = sums[m];
+  }
   __syncthreads();
-  const int64_t expert = static_cast<int64_t>(blockIdx.x) * kPanelOutputs + thread;
-  if (thread >= kPanelOutputs || expert >= args.experts) return;
-  sum = 0;
-  for (int warp = 0; warp < kLogitWarps; ++warp) sum += partials[warp][thread];
-  args.logits[static_cast<int64_t>(blockIdx.y) * args.experts + expert] = sum;
+  const int64_t expert = static_cast<int64_t>(blockIdx.x) * kPanelOutputs + output;
+  const int64_t token = first_token + part;
+  if (part >= kTokens || expert >= args.experts || token >= args.tokens) return;
+  float sum = 0;
+  for (int warp = 0; warp < kLogitWarps; ++warp) sum += partials[part][warp][output];
+  args.logits[token * args.experts + expert] = sum;
+}
+
+template <bool kF32>
+LaunchResult LaunchRouterLogits(const RouterLogitsArgs& args, StreamHandle stream) {
+  const unsigned panels = CeilDiv(args.experts, kPanelOutputs);
+  // Sums are the same either way.
+  if (args.tokens <= kLogitTokens * kLogitTokens) {
+    return Launch("router_logits", RouterLogitsKernel<kF32, 1>,
+                  dim3(panels, static_cast<unsigned>(args.tokens)), kLogitThreads, stream, args);
+  }
+  return Launch("router_logits", RouterLogitsKernel<kF32, kLogitTokens>,
+                dim3(panels, CeilDiv(args.tokens, kLogitTokens)), kLogitThreads, stream, args);
 }
 
 constexpr int kRouterWarps = 4;
@@ -266,40 +298,54 @@ __global__ void __launch_bounds__(kTellThreads) TellHostKernel(TellHostArgs args
 }
 
 constexpr int kCombineThreads = 256;
+constexpr int kCombineSlots = 8;  // that are on their way at a time
 
+// A block per token and 256 columns, a thread per column.
 __global__ void __launch_bounds__(kCombineThreads) CombineSlotsKernel(CombineSlotsArgs args) {
-  const int64_t token = blockIdx.x;
-  for (int64_t i = threadIdx.x; i < args.hidden; i += kCombineThreads) {
-    float sum = args.y[token * args.hidden + i];
-    for (int64_t slot = 0; slot < args.top_k; ++slot) {
-      const int64_t pair = token * args.top_k + slot;
-      int64_t row = args.slot_rows != nullptr ? args.slot_rows[pair] : pair;
-      const float* out = args.slot_out;
-      if (row < 0) {
-        if (row == kNoRow) continue;
-        row = ~row;
-        out = args.other_out;
-      }
-      sum = fmaf(args.weights[pair], out[row * args.hidden + i], sum);
+  const int64_t first_pair = blockIdx.x * args.top_k;
+  const int64_t column = static_cast<int64_t>(blockIdx.y) * kCombineThreads + threadIdx.x;
+  if (column >= args.hidden) return;
+  float* const y = args.y + blockIdx.x * args.hidden + column;
+  float sum = *y;
+  for (int64_t first = 0; first < args.top_k; first += kCombineSlots) {
+    const auto slots = static_cast<int>(args.top_k - first);
+    const float* from[kCombineSlots] = {};  // null: no row
+    float weights[kCombineSlots];
+#pragma unroll
+    for (int i = 0; i < kCombineSlots; ++i) {
+      if (i >= slots) break;
+      const int64_t pair = first_pair + first + i;
+      const int64_t row = args.slot_rows != nullptr ? args.slot_rows[pair] : pair;
+      if (row == kNoRow) continue;
+      from[i] = row < 0 ? args.other_out + ~row * args.hidden : args.slot_out + row * args.hidden;
+      weights[i] = args.weights[pair];
     }
-    args.y[token * args.hidden + i] = sum;
+    float values[kCombineSlots];
+#pragma unroll
+    for (int i = 0; i < kCombineSlots; ++i) {
+      if (from[i] != nullptr) values[i] = from[i][column];
+    }
+#pragma unroll
+    for (int i = 0; i < kCombineSlots; ++i) {
+      if (from[i] != nullptr) sum = fmaf(weights[i], values[i], sum);
+    }
   }
+  *y = sum;
 }
 
 }  // namespace
 
 LaunchResult LoadRoutingKernels() {
-  return Load("routing", RouterLogitsKernel<false>, RouterLogitsKernel<true>, RouterTopKKernel,
-              GroupRowsKernel, LookUpExpertsKernel, TellHostKernel, CombineSlotsKernel);
+  return Load("routing", RouterLogitsKernel<false, 1>, RouterLogitsKernel<true, 1>,
+              RouterLogitsKernel<false, kLogitTokens>, RouterLogitsKernel<true, kLogitTokens>,
+              RouterTopKKernel, GroupRowsKernel, LookUpExpertsKernel, TellHostKernel,
+              CombineSlotsKernel);
 }
 
 LaunchResult RouterLogits(const RouterLogitsArgs& args, StreamHandle stream) {
   if (args.tokens > 65535) return Refuse("router_logits", "too many tokens");
-  const dim3 grid(CeilDiv(args.experts, kPanelOutputs), static_cast<unsigned>(args.tokens));
-  return args.f32_weights
-             ? Launch("router_logits", RouterLogitsKernel<true>, grid, kLogitThreads, stream, args)
-             : Launch("router_logits", RouterLogitsKernel<false>, grid, kLogitThreads, stream,
-                      args);
+  return args.f32_weights ? LaunchRouterLogits<true>(args, stream)
+                          : LaunchRouterLogits<false>(args, stream);
 }
 
 LaunchResult RouterTopK(const RouterTopKArgs& args, StreamHandle stream) {
@@ -341,8 +387,8 @@ LaunchResult TellHost(const TellHostArgs& args, StreamHandle stream) {
 }
 
 LaunchResult CombineSlots(const CombineSlotsArgs& args, StreamHandle stream) {
-  return Launch("combine_slots", CombineSlotsKernel, dim3(static_cast<unsigned>(args.tokens)),
-                kCombineThreads, stream, args);
+  const dim3 grid(static_cast<unsigned>(args.tokens), CeilDiv(args.hidden, kCombineThreads));
+  return Launch("combine_slots", CombineSlotsKernel, grid, kCombineThreads, stream, args);
 }
 
 }  // namespace moesaic::cuda

@@ -17,7 +17,7 @@ constexpr int64_t kMaxGroups = 32;  // of experts
 
 // logits[t, e] = x[t] . w[e], in f32 throughout: a router whose input is rounded picks other
 // experts (the CPU's router does not round it either). One order of summation, whatever the other
-// tokens. For narrow matrices: it reads the weights anew for every token.
+// tokens. For narrow matrices: it reads the weights anew for every few tokens.
 struct RouterLogitsArgs {
   const float* x = nullptr;           // [tokens, k]
   const std::byte* matrix = nullptr;  // packed [experts, k], of bf16 or, if f32_weights, of f32:

@@ -7,53 +7,81 @@ namespace moesaic::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / kWarp;
 
 // The same sum in every thread. `partials` is the block's.
-__device__ float BlockSum(float value, float (&partials)[kWarps]) {
+template <int kBlockWarps>
+__device__ float BlockSum(float value, float (&partials)[kBlockWarps]) {
   value = WarpSum(value);
   if (threadIdx.x % kWarp == 0) partials[threadIdx.x / kWarp] = value;
   __syncthreads();
   float sum = 0;
-  for (int i = 0; i < kWarps; ++i) sum += partials[i];
+  for (int i = 0; i < kBlockWarps; ++i) sum += partials[i];
   return sum;
 }
 
+// Numbers of a thread that are on their way at a time.
+constexpr int kNormBatch = 8;
+// Of rows of so many numbers, such as heads; sums are the same with more threads, which have none.
+constexpr int kFewNormThreads = 128;
+
 // A block per row.
-__global__ void __launch_bounds__(kThreads) RmsNormKernel(RmsNormArgs args) {
-  __shared__ float partials[kWarps];
+template <int kBlockThreads>
+__global__ void __launch_bounds__(kBlockThreads) RmsNormKernel(RmsNormArgs args) {
+  __shared__ float partials[kBlockThreads / kWarp];
   const int64_t row = blockIdx.x;
   const int64_t place = row / args.heads;
   const int64_t token = args.x_tokens != nullptr ? args.x_tokens[place] : place;
   const int64_t offset = token * args.token_stride + row % args.heads * args.n;
   const float* x = args.x + offset;
+  constexpr int64_t kBatch = static_cast<int64_t>(kNormBatch) * kBlockThreads;
+  // Behind the row there is zero.
+  const auto load = [&args](const float* from, int64_t first, float(&values)[kNormBatch]) {
+#pragma unroll
+    for (int b = 0; b < kNormBatch; ++b) {
+      const int64_t i = first + b * kBlockThreads;
+      values[b] = i < args.n ? from[i] : 0.0f;
+    }
+  };
+  float values[kNormBatch];
+  float weights[kNormBatch];
   float squares = 0;
-  for (int64_t i = threadIdx.x; i < args.n; i += kThreads) squares += x[i] * x[i];
+  for (int64_t first = threadIdx.x; first < args.n; first += kBatch) {
+    load(x, first, values);
+#pragma unroll
+    for (int b = 0; b < kNormBatch; ++b) squares += values[b] * values[b];
+  }
   squares = BlockSum(squares, partials);
   const float factor = 1.0f / sqrtf(squares / static_cast<float>(args.n) + args.eps);
   const int64_t padded = ActivationStride(args.n);
-  for (int64_t i = threadIdx.x; i < padded; i += kThreads) {
-    const float value = i < args.n ? x[i] * factor * args.weight[i] : 0.0f;
-    if (args.out != nullptr && i < args.n) args.out[offset + i] = value;
-    if (args.out_bf16 != nullptr) args.out_bf16[row * padded + i] = RoundBf16(value);
+  for (int64_t first = threadIdx.x; first < padded; first += kBatch) {
+    load(x, first, values);
+    load(args.weight, first, weights);
+#pragma unroll
+    for (int b = 0; b < kNormBatch; ++b) {
+      const int64_t i = first + b * kBlockThreads;
+      if (i >= padded) break;
+      const float value = values[b] * factor * weights[b];
+      if (args.out != nullptr && i < args.n) args.out[offset + i] = value;
+      if (args.out_bf16 != nullptr) args.out_bf16[row * padded + i] = RoundBf16(value);
+    }
   }
 }
 
-// A block per token.
+// A thread per pair, blocks of a token side by side.
 __global__ void __launch_bounds__(kThreads) RopeKernel(RopeArgs args) {
   const int64_t token = blockIdx.x;
   const int64_t half = args.head_dim / 2;
+  const int64_t i = static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x;
+  if (i >= args.heads * half) return;
   const int64_t position = args.positions[token];
-  for (int64_t i = threadIdx.x; i < args.heads * half; i += kThreads) {
-    const int64_t pair = i % half;
-    float* x = args.x + token * args.token_stride + i / half * args.head_dim + pair;
-    const float c = args.cos[position * half + pair];
-    const float s = args.sin[position * half + pair];
-    const float low = x[0];
-    const float high = x[half];
-    x[0] = low * c - high * s;
-    x[half] = high * c + low * s;
-  }
+  const int64_t pair = i % half;
+  float* x = args.x + token * args.token_stride + i / half * args.head_dim + pair;
+  const float c = args.cos[position * half + pair];
+  const float s = args.sin[position * half + pair];
+  const float low = x[0];
+  const float high = x[half];
+  x[0] = low * c - high * s;
+  x[half] = high * c + low * s;
 }
 
 template <Weights kType>
@@ -103,19 +131,34 @@ __device__ bool Before(float a, int i, float b, int j) {
   return j < 0 || a > b || (a == b && i < j);
 }
 
-__global__ void __launch_bounds__(kThreads) ArgMaxKernel(ArgMaxArgs args) {
-  __shared__ float values[kWarps];
-  __shared__ int indices[kWarps];
-  __shared__ bool finite[kWarps];
+constexpr int kArgMaxThreads = 1024;
+constexpr int kArgMaxWarps = kArgMaxThreads / kWarp;
+constexpr int kArgMaxBatch = 16;  // of a thread, on their way at a time
+
+__global__ void __launch_bounds__(kArgMaxThreads) ArgMaxKernel(ArgMaxArgs args) {
+  __shared__ float values[kArgMaxWarps];
+  __shared__ int indices[kArgMaxWarps];
+  __shared__ int finite[kArgMaxWarps];  // 1: all that the warp has seen
   const float* x = args.x + static_cast<int64_t>(blockIdx.x) * args.n;
   float value = 0;
   int index = -1;
   float zero = 0;  // NaN once a value is not finite
-  for (int64_t i = threadIdx.x; i < args.n; i += kThreads) {
-    zero += x[i] - x[i];
-    if (x[i] != x[i] || !Before(x[i], static_cast<int>(i), value, index)) continue;
-    value = x[i];
-    index = static_cast<int>(i);
+  for (int64_t first = threadIdx.x; first < args.n; first += kArgMaxBatch * kArgMaxThreads) {
+    float batch[kArgMaxBatch];
+#pragma unroll
+    for (int b = 0; b < kArgMaxBatch; ++b) {
+      const int64_t i = first + b * kArgMaxThreads;
+      batch[b] = i < args.n ? x[i] : kMinusInfinity;
+    }
+#pragma unroll
+    for (int b = 0; b < kArgMaxBatch; ++b) {
+      const int64_t i = first + b * kArgMaxThreads;
+      if (i >= args.n) break;
+      zero += batch[b] - batch[b];
+      if (batch[b] != batch[b] || !Before(batch[b], static_cast<int>(i), value, index)) continue;
+      value = batch[b];
+      index = static_cast<int>(i);
+    }
   }
   for (int mask = kWarp / 2; mask > 0; mask /= 2) {
     const float other = ShuffleXor(value, mask);
@@ -129,18 +172,18 @@ __global__ void __launch_bounds__(kThreads) ArgMaxKernel(ArgMaxArgs args) {
   if (threadIdx.x % kWarp == 0) {
     values[threadIdx.x / kWarp] = value;
     indices[threadIdx.x / kWarp] = index;
-    finite[threadIdx.x / kWarp] = zero == 0.0f;
+    finite[threadIdx.x / kWarp] = zero == 0.0f ? 1 : 0;
   }
   __syncthreads();
   if (threadIdx.x != 0) return;
-  bool all_finite = finite[0];
-  for (int i = 1; i < kWarps; ++i) {
-    all_finite = all_finite && finite[i];
+  int all_finite = finite[0];
+  for (int i = 1; i < kArgMaxWarps; ++i) {
+    all_finite = min(all_finite, finite[i]);
     if (!Before(values[i], indices[i], value, index)) continue;
     value = values[i];
     index = indices[i];
   }
-  args.out[blockIdx.x] = args.finite_only && !all_finite ? -1 : (index < 0 ? 0 : index);
+  args.out[blockIdx.x] = args.finite_only && all_finite == 0 ? -1 : (index < 0 ? 0 : index);
 }
 
 // A block per row.
@@ -187,10 +230,10 @@ __global__ void __launch_bounds__(kFetchThreads)
 }  // namespace
 
 LaunchResult LoadRowKernels() {
-  return Load("rows", RmsNormKernel, RopeKernel, EmbeddingKernel<Weights::kBf16>,
-              EmbeddingKernel<Weights::kInt8>, EmbeddingKernel<Weights::kInt4>, SwiGluKernel,
-              AddGatedKernel, ArgMaxKernel, JoinColumnsKernel<float>, JoinColumnsKernel<uint16_t>,
-              FetchKernel);
+  return Load("rows", RmsNormKernel<kThreads>, RmsNormKernel<kFewNormThreads>, RopeKernel,
+              EmbeddingKernel<Weights::kBf16>, EmbeddingKernel<Weights::kInt8>,
+              EmbeddingKernel<Weights::kInt4>, SwiGluKernel, AddGatedKernel, ArgMaxKernel,
+              JoinColumnsKernel<float>, JoinColumnsKernel<uint16_t>, FetchKernel);
 }
 
 LaunchResult Fetch(void* to, const void* from, uint64_t bytes, StreamHandle stream) {
@@ -207,11 +250,16 @@ LaunchResult RmsNorm(const RmsNormArgs& args, StreamHandle stream) {
   if (args.x_tokens != nullptr && args.out != nullptr) {
     return Refuse("rms_norm", "chosen tokens are not normed in place");
   }
-  return Launch("rms_norm", RmsNormKernel, Grid(args.rows), kThreads, stream, args);
+  return args.n <= kFewNormThreads
+             ? Launch("rms_norm", RmsNormKernel<kFewNormThreads>, Grid(args.rows), kFewNormThreads,
+                      stream, args)
+             : Launch("rms_norm", RmsNormKernel<kThreads>, Grid(args.rows), kThreads, stream, args);
 }
 
 LaunchResult Rope(const RopeArgs& args, StreamHandle stream) {
-  return Launch("rope", RopeKernel, Grid(args.tokens), kThreads, stream, args);
+  const dim3 grid(static_cast<unsigned>(args.tokens),
+                  CeilDiv(args.heads * args.head_dim / 2, kThreads));
+  return Launch("rope", RopeKernel, grid, kThreads, stream, args);
 }
 
 LaunchResult Embedding(const EmbeddingArgs& args, StreamHandle stream) {
@@ -238,7 +286,7 @@ LaunchResult AddGated(const AddGatedArgs& args, StreamHandle stream) {
 }
 
 LaunchResult ArgMax(const ArgMaxArgs& args, StreamHandle stream) {
-  return Launch("argmax", ArgMaxKernel, Grid(args.rows), kThreads, stream, args);
+  return Launch("argmax", ArgMaxKernel, Grid(args.rows), kArgMaxThreads, stream, args);
 }
 
 LaunchResult JoinColumns(const JoinColumnsArgs& args, StreamHandle stream) {

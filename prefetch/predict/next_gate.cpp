@@ -110,8 +110,7 @@ void NextGate::Look(int layer, std::span<const StepRequest> requests, const floa
     request.last = layer;
     request.rows = std::min<int64_t>(of.num_rows, kMaxRows);
     for (int64_t i = 0; i < request.rows; ++i, ++rows) {
-      // The last one is the newest: it is always among them.
-      request.numbers[i] = (i + 1) * of.num_rows / request.rows - 1;
+      request.numbers[i] = RowOf(i, request.rows, of.num_rows);
       const float* x = hidden + (of.first_row + request.numbers[i]) * hidden_size_;
       kernels_.prepare_activations(x, hidden_size_, 1, hidden_size_, ActivationType::kF32,
                                    x_.data() + rows * x_stride, x_stride);

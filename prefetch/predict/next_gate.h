@@ -29,6 +29,10 @@ class NextGate {
   // Of a request's rows, that many are looked at, evenly spread: a long prompt uses nearly all
   // experts anyway.
   static constexpr int kMaxRows = 4;
+  // Which of `rows` rows is number i of the `looked_at` ones. The last of them is the newest row.
+  static constexpr int64_t RowOf(int64_t i, int64_t looked_at, int64_t rows) {
+    return (i + 1) * rows / looked_at - 1;
+  }
 
   struct Router {
     const float* norm = nullptr;  // [hidden]

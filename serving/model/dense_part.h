@@ -73,7 +73,8 @@ class DensePart {
   virtual void Greedy(std::span<const int32_t> rows, int32_t* tokens) = 0;
 
   // Residual stream [rows, hidden] of the last pass (after the last layer, before the final norm);
-  // with a device's, of the layer that was routed last, as its router sees it through its norm.
+  // with a device's, of the layer that was routed last, as its router sees it through its norm,
+  // and of a long prompt only the rows that NextGate looks at.
   virtual const float* hidden() const = 0;
 
   // In the host's memory, where mixers are the host's: what Attend takes of PreAttention and what

@@ -5,6 +5,7 @@
 
 #include "core/base/check.h"
 #include "core/base/error.h"
+#include "prefetch/predict/next_gate.h"
 #include "serving/model/dense_sizes.h"
 #include "serving/model/device_dense.h"
 #include "serving/model/device_operator.h"
@@ -168,7 +169,7 @@ void DeviceDense::SetRows(RowRange rows) {
 void DeviceDense::PreAttention(int64_t layer, RowRange rows, ThreadPool& /*pool*/) {
   if (ahead_ == Ahead::kStep) return;
   SetRows(rows);
-  if (graphs_ != nullptr) {
+  if (graphs_ != nullptr && decode_) {
     graphs_->Run(2 * layer, [&] {
       QueueLayer(layer);
       if (config_.is_sparse(layer)) BringRouting(true);
@@ -243,6 +244,9 @@ void DeviceDense::QueueNormAndRouting(int64_t layer) {
          .weights = reinterpret_cast<float*>(ids + run_rows_ * router.top_k)});
 }
 
+// Whether rows that are sent to the host before anybody has asked for them cost little.
+bool DeviceDense::few_rows() const { return decode_ || run_rows_ <= kFewRows; }
+
 // What the host needs of a sparse layer.
 void DeviceDense::BringRouting(bool normed) {
   Shard& first = *shards_.front();
@@ -250,7 +254,19 @@ void DeviceDense::BringRouting(bool normed) {
   Bring(first.routing, 2 * first_row_ * config_.top_k(), 2 * run_rows_ * config_.top_k(),
         host_routing_);
   if (normed) Bring(first.normed, first_row_ * n, run_rows_ * n, host_normed_);
-  if (mixes()) Bring(first.hidden, 0, run_rows_ * n, host_hidden_);
+  if (!mixes()) return;
+  const std::vector<cuda::AttentionSequence>& sequences = step_tables_.sequences;
+  if (few_rows() || std::ssize(sequences) > kFewSequences) {
+    Bring(first.hidden, 0, run_rows_ * n, host_hidden_);
+    return;
+  }
+  for (const cuda::AttentionSequence& sequence : sequences) {
+    const int shown = std::min(NextGate::kMaxRows, sequence.rows);
+    for (int i = 0; i < shown; ++i) {
+      const int64_t row = sequence.first_row + NextGate::RowOf(i, shown, sequence.rows);
+      Bring(first.hidden, row * n, n, host_hidden_);
+    }
+  }
 }
 
 // So many numbers of four bytes of the first device, to the same place.
@@ -281,10 +297,12 @@ void DeviceDense::Route(int64_t layer, RowRange rows, int32_t* ids, float* weigh
     return;
   }
   Shard& first = *shards_.front();
+  // Those of a long prompt when somebody asks for them (OpenExperts): few steps want them.
+  const bool brought = host_rows || (mixes() && few_rows());
   if (ahead_ == Ahead::kNot) {
     SetRows(rows);
     QueueNormAndRouting(layer);
-    if (sparse) BringRouting(host_rows || mixes());
+    if (sparse) BringRouting(brought);
   }
   ahead_ = Ahead::kNot;
   if (sparse) {
@@ -308,8 +326,7 @@ void DeviceDense::Route(int64_t layer, RowRange rows, int32_t* ids, float* weigh
   if (!sparse) return;
   ThrowIfFailed(routed_->Synchronize());
   if (mixes()) seen_hidden_ = reinterpret_cast<const float*>(host_hidden_.data());
-  seen_normed_ =
-      host_rows || mixes() ? reinterpret_cast<const float*>(host_normed_.data()) : nullptr;
+  seen_normed_ = brought ? reinterpret_cast<const float*>(host_normed_.data()) : nullptr;
   const auto* const routed =
       reinterpret_cast<const int32_t*>(host_routing_.data()) + 2 * first_row_ * config_.top_k();
   take(routed, reinterpret_cast<const float*>(routed + run_rows_ * config_.top_k()));
@@ -322,12 +339,23 @@ ExpertInputs DeviceDense::OpenExperts(RowRange rows) {
     there_.front() = x_rows_.front().Subspan(static_cast<uint64_t>(rows.begin) * row_bytes,
                                              static_cast<uint64_t>(rows.count()) * row_bytes);
   }
-  return {.tokens = rows.count(),
-          .x = seen_normed_ != nullptr ? seen_normed_ + rows.begin * config_.hidden_size : nullptr,
-          .x_stride = config_.hidden_size,
-          .there = there_,
-          .step = ahead_ == Ahead::kStep ? step_.get() : nullptr,
-          .missed = missed_};
+  ExpertInputs inputs = {
+      .tokens = rows.count(),
+      .x = seen_normed_ != nullptr ? seen_normed_ + rows.begin * config_.hidden_size : nullptr,
+      .x_stride = config_.hidden_size,
+      .there = there_,
+      .step = ahead_ == Ahead::kStep ? step_.get() : nullptr,
+      .missed = missed_};
+  if (inputs.x == nullptr && inputs.step == nullptr && mixes()) {
+    // The layer's norm is there until the next layer's.
+    inputs.bring_x = [this] {
+      Shard& first = *shards_.front();
+      Bring(first.normed, 0, run_rows_ * config_.hidden_size, host_normed_);
+      ThrowIfFailed(first.stream->Synchronize());
+      return reinterpret_cast<const float*>(host_normed_.data());
+    };
+  }
+  return inputs;
 }
 
 // The MLP of a dense layer, or the shared expert of a sparse one, which only the first device adds:

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 
 #include "core/device/device_buffer.h"
@@ -30,6 +31,8 @@ struct ExpertInputs {
   // they are sent.
   const float* x = nullptr;
   int64_t x_stride = 0;
+  // Null x may be had from here in the end, by who waits for the device. Empty: it is not wanted.
+  std::function<const float*()> bring_x = nullptr;
   // On the devices that have the residual stream, the first one first: [..,
   // ActivationStride(hidden)] bf16. None: the host has it.
   std::span<const DeviceSpan> there = {};

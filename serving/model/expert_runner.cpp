@@ -310,8 +310,22 @@ ExpertWork ExpertRunner::WorkOf(const PinnedExpert& expert, const std::byte* blo
   return work;
 }
 
+// Brings the rows of a layer that was to be a device's alone: experts could not be copied to it, or
+// the host is the sooner.
+const ExpertRunner::Rows& ExpertRunner::PrepareLate(Part& part) {
+  if (late_rows_.activations == nullptr) {
+    CHECK(late_inputs_.bring_x != nullptr);
+    late_inputs_.x = late_inputs_.bring_x();
+    late_rows_ = Prepare(late_inputs_, *part.place.pool);
+  }
+  return late_rows_;
+}
+
 void ExpertRunner::Compute(Part& part, std::span<const PinnedExpert> ready, const Rows& rows) {
-  CHECK(rows.activations != nullptr);
+  if (rows.activations == nullptr) {
+    Compute(part, ready, PrepareLate(part));
+    return;
+  }
   part.work.clear();
   for (const PinnedExpert& expert : ready) {
     // The host cannot read the memory of devices that compute.
@@ -503,6 +517,8 @@ ExpertStats ExpertRunner::Run(int64_t layer, const ExpertInputs& inputs, const R
   if (inputs.there.empty()) return RunHere(layer, rows, experts);
   CHECK(experts.deferred == nullptr);
   needed_rows_ = NeedsHostRows();
+  late_inputs_ = inputs;
+  late_rows_ = {};
   try {
     if (inputs.step != nullptr) {
       RunBeside(layer, inputs, rows, experts);

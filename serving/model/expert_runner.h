@@ -185,6 +185,7 @@ class ExpertRunner {
   void ListOfBlocks(int64_t layer);
   void Keep(const Rows& rows, const RowExperts& experts);
   Rows Prepare(const ExpertInputs& inputs, ThreadPool& pool);
+  const Rows& PrepareLate(Part& part);
   ExpertStats RunHere(int64_t layer, const Rows& rows, const RowExperts& experts);
   void RunOnto(int64_t layer, const ExpertInputs& inputs, const Rows& rows,
                const RowExperts& experts);
@@ -233,7 +234,10 @@ class ExpertRunner {
   ExpertOutputs outputs_;     // of the layer that runs
   ExpertOutputs deferred_;    // by the one before
   bool needed_rows_ = false;  // on the host, when a layer onto a device began
-  bool threw_ = false;        // since Close
+  // Of such a layer whose rows are on the device alone, and what was prepared of them.
+  ExpertInputs late_inputs_;
+  Rows late_rows_;
+  bool threw_ = false;  // since Close
   bool failed_ = false;
 
   // Of a layer whose sum is a device's.

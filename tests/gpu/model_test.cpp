@@ -409,6 +409,28 @@ TEST_F(CudaModelTest, WholeStepsGiveMissesToTheHost) {
   EXPECT_EQ(run(true), run(false));
 }
 
+// More rows than are sent to the host in advance come when it computes an expert. Who is on the
+// device does not change.
+TEST_F(CudaModelTest, RowsOfALongPromptComeWhenTheHostComputes) {
+  options_.dense_on_device = true;
+  options_.miss = MissMode::kHost;
+  options_.preload = true;
+  options_.max_batch_tokens = 66;
+  options_.max_context_tokens = 66;
+  const auto run = [&](int64_t chunk) {
+    UseDevices(1, 40);
+    ModelHarness model(SampleModel(), options_);
+    auto sequence = model.NewSequence(options_.max_context_tokens);
+    const std::vector<int32_t> tokens =
+        PromptOf(5, 66, static_cast<int>(model.config().vocab_size));
+    const uint64_t hash = HashOf(model.Prefill(sequence, tokens, chunk));
+    EXPECT_GT(model.stats().experts.on_host, 0u);
+    EXPECT_GT(model.stats().experts.hits, 0u);
+    return hash;
+  };
+  EXPECT_EQ(run(66), run(33));
+}
+
 // Of the same logits, whoever looks for the largest.
 TEST_F(CudaModelTest, GreedyTokensAreTheHostsChoice) {
   options_.dense_on_device = true;

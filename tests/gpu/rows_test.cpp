@@ -20,7 +20,7 @@ using testing_util::Weights;
 class CudaRowsTest : public CudaKernelTest {};
 
 TEST_F(CudaRowsTest, RmsNormOfRows) {
-  for (const int64_t n : {1, 5, 31, 64, 100, 257, 2048}) {
+  for (const int64_t n : {1, 5, 31, 64, 100, 257, 2048, 4101}) {
     for (const int64_t rows : {1, 3}) {
       SCOPED_TRACE(fmt::format("n={} rows={}", n, rows));
       const std::vector<float> x = random_.Normals(rows * n, 3.0f);
@@ -338,7 +338,7 @@ TEST_F(CudaRowsTest, ArgMaxTakesTheFirstOfTheLargest) {
   EXPECT_EQ(largest({kNan, kNan}), 0);
   EXPECT_EQ(largest({kNan, -kInfinity, -kInfinity}), 1);
   EXPECT_EQ(largest(std::vector<float>(1000, 7.0f)), 0);
-  for (const int64_t n : {2, 31, 33, 255, 257, 5000}) {
+  for (const int64_t n : {2, 31, 33, 255, 257, 1025, 20000}) {
     std::vector<float> x = random_.Normals(n);
     const int64_t first = random_.Uniform(0, n - 1);
     const int64_t second = random_.Uniform(0, n - 1);
