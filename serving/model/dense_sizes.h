@@ -27,9 +27,6 @@ inline uint16_t* Bf16Of(const DeviceBuffer& buffer) {
   return reinterpret_cast<uint16_t*>(buffer.data());
 }
 
-// What of a layer devices have no kernels for, which the host then runs; null: nothing.
-const char* WhyNotOnDevices(const LayerSpec& layer);
-
 // Throws Error(kUnsupported) for f32.
 cuda::Weights GpuWeights(WeightType type);
 

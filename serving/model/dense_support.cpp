@@ -35,6 +35,20 @@ const char* WhyNot(const RouterSpec& router) {
   return nullptr;
 }
 
+// What of a layer devices have no kernels for, which the host then runs; null: nothing.
+const char* WhyNotOnDevices(const LayerSpec& layer) {
+  const char* const why = std::visit([](const auto& mixer) { return WhyNot(mixer); }, layer.mixer);
+  if (why != nullptr) return why;
+  if (layer.residual_scale != 1.0) return "scaled residuals";
+  if (layer.routes_first()) return "experts that read a layer's input";
+  if (layer.norm.centred) return "norms that subtract the mean";
+  if (!layer.sparse()) return nullptr;
+  const MlpSpec& expert = layer.experts().expert;
+  if (expert.bias) return "the layers of experts with biases";
+  if (expert.activation != Activation::kSilu) return "the layers of experts with this activation";
+  return WhyNot(layer.experts().router);
+}
+
 void RequireOnDevices(const char* why_not) {
   if (why_not == nullptr) return;
   Fail(ErrorKind::kUnsupported,
@@ -52,31 +66,19 @@ cuda::Weights GpuWeights(WeightType type) {
       return cuda::Weights::kInt8;
     case WeightType::kInt4:
       return cuda::Weights::kInt4;
+    case WeightType::kFp8:
+      return cuda::Weights::kFp8;
     case WeightType::kF32:
     case WeightType::kMxfp4:  // is not of the dense part
     case WeightType::kMxfp4F32:
     case WeightType::kGguf:
     case WeightType::kGgufF32:
-    case WeightType::kFp8:
     case WeightType::kW4A16:  // likewise
     case WeightType::kBf16Coded:
       break;
   }
   Fail(ErrorKind::kUnsupported, "--gpu-dense: no kernel takes {} weights; give --dtype bfloat16",
        TraitsOf(type).dtype);
-}
-
-const char* WhyNotOnDevices(const LayerSpec& layer) {
-  const char* const why = std::visit([](const auto& mixer) { return WhyNot(mixer); }, layer.mixer);
-  if (why != nullptr) return why;
-  if (layer.residual_scale != 1.0) return "scaled residuals";
-  if (layer.routes_first()) return "experts that read a layer's input";
-  if (layer.norm.centred) return "norms that subtract the mean";
-  if (!layer.sparse()) return nullptr;
-  const MlpSpec& expert = layer.experts().expert;
-  if (expert.bias) return "the layers of experts with biases";
-  if (expert.activation != Activation::kSilu) return "the layers of experts with this activation";
-  return WhyNot(layer.experts().router);
 }
 
 void DeviceDense::CheckSupported(const ModelConfig& config, WeightType type, WeightType kv_type,

@@ -122,7 +122,7 @@ void DeviceDense::Product(Shard& shard, const PackedMatrix& w, const DeviceBuffe
                                   .k = w.k,
                                   .y = y,
                                   .accumulate = accumulate};
-  if (shard.gemm != nullptr && rows >= cuda::Gemm::kLeastRows) {
+  if (shard.gemm != nullptr && rows >= cuda::Gemm::kLeastRows && cuda::HoldsRows(args.type)) {
     shard.stream->Launch([gemm = shard.gemm.get(), args](cuda::StreamHandle stream) {
       return gemm->Product(args, stream);
     });

@@ -11,7 +11,6 @@
 #include "core/base/error.h"
 #include "core/base/logging.h"
 #include "core/config/model_config.h"
-#include "serving/model/dense_sizes.h"
 #include "serving/model/fp8_weights.h"
 #include "serving/model/gguf_weights.h"
 #include "serving/model/packed_int4.h"
@@ -77,12 +76,6 @@ bool IsMxfp4(WeightType type) {
   return type == WeightType::kMxfp4 || type == WeightType::kMxfp4F32;
 }
 
-bool DenseMayBeOnGpus(const EngineOptions& options, const ModelConfig& config) {
-  return options.devices.dense != DenseMode::kOff &&
-         std::all_of(config.layers.begin(), config.layers.end(),
-                     [](const LayerSpec& layer) { return WhyNotOnDevices(layer) == nullptr; });
-}
-
 // What the checkpoint has, where that is a type of its own.
 void ChooseDtype(EngineOptions& options) {
   const auto asked = options.dtype;
@@ -102,12 +95,6 @@ void ChooseDtype(EngineOptions& options) {
           "--dtype mxfp4-float32: GPUs do not round activations of MXFP4 experts to int8, so the "
           "CPU beside them does not either");
     }
-  }
-  if (!asked && gpus && own == WeightType::kFp8 && DenseMayBeOnGpus(options, config)) {
-    LogInfo(
-        "GPUs have no kernels for a dense part in fp8: weights become bfloat16; with --dtype fp8 "
-        "they stay, and the CPU computes the dense part");
-    own = std::nullopt;
   }
   if (HasGgufExperts(config) && options.load_format != LoadFormat::kDummy) {
     const bool integers = AllGgufExpertsInBlocks(config) && asked != WeightType::kGgufF32;

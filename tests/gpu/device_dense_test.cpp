@@ -22,6 +22,7 @@
 #include "tests/gpu/kernel_machine.h"
 #include "tests/serving/model/model_harness.h"
 #include "tests/serving/model/odd_model.h"
+#include "tests/serving/model/relative_distance.h"
 
 namespace moesaic {
 namespace {
@@ -35,6 +36,9 @@ ModelLimits Limits() {
   limits.max_sequences = 3;
   return limits;
 }
+
+constexpr std::string_view kFp8Blocks =
+    R"({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]})";
 
 class DeviceDenseTest : public testing::Test {
  protected:
@@ -188,6 +192,7 @@ TEST_F(DeviceDenseTest, AnyNumberOfDevicesHasTheBitsOfOne) {
          });
          std::swap(c.layers[0].mlp, c.layers[2].mlp);
        }},
+      {"fp8", WeightType::kFp8, [](ModelConfig& c) { c = OddModel(kFp8Blocks); }},
   };
   for (const Case& test : cases) {
     SCOPED_TRACE(test.what);
@@ -212,6 +217,28 @@ TEST_F(DeviceDenseTest, AnyNumberOfDevicesHasTheBitsOfOne) {
       ASSERT_TRUE(seen == expected);
     }
   }
+}
+
+// Rounded to three bits of mantissa, and nothing else.
+TEST_F(DeviceDenseTest, Fp8IsCloseToBf16) {
+  const ModelConfig config = OddModel(kFp8Blocks);
+  with_tokens_ = false;  // of nearly the same logits the largest may be another
+  const auto run = [&](WeightType type) {
+    UseDevices(1);
+    if (machine_ == nullptr) return std::vector<float>();
+    const ModelWeights weights = Weights(config, type);
+    const LayerWeights& layer = weights.layers.front();
+    EXPECT_EQ(layer.attention().qkv.whole().type, type);
+    EXPECT_EQ(layer.down.type, type);
+    EXPECT_EQ(weights.embedding.type, WeightType::kBf16);
+    DeviceDense dense(devices_, machine_->kernels(), config, type, weights, Limits());
+    return Run(dense, config, type);
+  };
+  const std::vector<float> bf16 = run(WeightType::kBf16);
+  if (machine_ == nullptr) return;
+  const std::vector<float> fp8 = run(WeightType::kFp8);
+  EXPECT_GT(RelativeDistance(fp8, bf16), 0.0);
+  EXPECT_LT(RelativeDistance(fp8, bf16), 0.1);
 }
 
 // A library in the place of cuBLAS where there is none: our own products in another order.

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdint>
 #include <span>
+#include <string>
+#include <string_view>
 
 #include "core/base/hash.h"
 #include "core/config/model_config.h"
@@ -36,8 +38,9 @@ class MadeUpTensors : public TensorSource {
 };
 
 // Sizes that nothing divides: 5 KV heads, panels that are not full.
-inline ModelConfig OddModel() {
+inline ModelConfig OddModel(std::string_view quantization = "null") {
   return ParseModelConfig(R"({
+    "quantization_config": )" + std::string(quantization) + R"(,
     "model_type": "qwen2_moe", "vocab_size": 171, "hidden_size": 104, "num_hidden_layers": 3,
     "num_attention_heads": 10, "num_key_value_heads": 5, "head_dim": 16, "qkv_bias": false,
     "max_position_embeddings": 512, "use_sliding_window": true, "sliding_window": 40,
