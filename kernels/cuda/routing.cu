@@ -200,7 +200,8 @@ __global__ void __launch_bounds__(kRouterWarps* kWarp) RouterTopKKernel(RouterTo
   }
   if (lane != 0) return;
   for (int64_t slot = 0; slot < args.top_k; ++slot) {
-    const float weight = args.normalize ? weights[slot] / chosen_sum : weights[slot];
+    const float weight =
+        args.normalize ? weights[slot] / (chosen_sum + args.norm_eps) : weights[slot];
     weights[slot] = weight * args.scale;
   }
 }

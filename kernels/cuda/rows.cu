@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kBlockThreads) RmsNormKernel(RmsNormArgs args)
 // A thread per pair, blocks of a token side by side.
 __global__ void __launch_bounds__(kThreads) RopeKernel(RopeArgs args) {
   const int64_t token = blockIdx.x;
-  const int64_t half = args.head_dim / 2;
+  const int64_t half = args.rotary_dim / 2;
   const int64_t i = static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x;
   if (i >= args.heads * half) return;
   const int64_t position = args.positions[token];
@@ -258,7 +258,7 @@ LaunchResult RmsNorm(const RmsNormArgs& args, StreamHandle stream) {
 
 LaunchResult Rope(const RopeArgs& args, StreamHandle stream) {
   const dim3 grid(static_cast<unsigned>(args.tokens),
-                  CeilDiv(args.heads * args.head_dim / 2, kThreads));
+                  CeilDiv(args.heads * (args.rotary_dim / 2), kThreads));
   return Launch("rope", RopeKernel, grid, kThreads, stream, args);
 }
 

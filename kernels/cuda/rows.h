@@ -34,15 +34,17 @@ struct RmsNormArgs {
 };
 LaunchResult RmsNorm(const RmsNormArgs& args, StreamHandle stream);
 
-// Half-rotation (the CPU's rope) in place, of `heads` heads of each token.
+// Half-rotation (the CPU's rope) in place, of the first rotary_dim values of `heads` heads of each
+// token.
 struct RopeArgs {
   float* x = nullptr;  // head h of token t: x + t * token_stride + h * head_dim
   int64_t tokens = 0;
   int64_t heads = 0;
   int64_t head_dim = 0;
+  int64_t rotary_dim = 0;
   int64_t token_stride = 0;
   const int32_t* positions = nullptr;  // [tokens]
-  const float* cos = nullptr;          // [positions, head_dim / 2]
+  const float* cos = nullptr;          // [positions, rotary_dim / 2]
   const float* sin = nullptr;
 };
 LaunchResult Rope(const RopeArgs& args, StreamHandle stream);

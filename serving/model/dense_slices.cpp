@@ -37,9 +37,15 @@ class Cursor {
   }
   PackedMatrix All(const PackedMatrix& whole) { return Rows(whole, {{0, whole.n}}); }
 
-  const float* Vector(const float* whole, int64_t n) {
+  const float* Vector(const float* whole, int64_t n) { return Values(whole, {{0, n}}); }
+  // Of a vector, one range behind the other.
+  const float* Values(const float* whole, std::initializer_list<RowRange> ranges) {
     const auto* const at = reinterpret_cast<const float*>(At());
-    Take(reinterpret_cast<const std::byte*>(whole), 0, n * static_cast<int64_t>(sizeof(float)));
+    for (const RowRange& range : ranges) {
+      Take(reinterpret_cast<const std::byte*>(whole),
+           static_cast<uint64_t>(range.begin) * sizeof(float),
+           range.count() * static_cast<int64_t>(sizeof(float)));
+    }
     Align();
     return at;
   }
@@ -121,6 +127,12 @@ uint64_t DenseSlices::LayOut(const ModelConfig& c, const ModelWeights& whole, in
         take.Rows(whole_mixer.qkv.whole(), {{kv.begin * group * d, kv.end * group * d},
                                             {keys + kv.begin * d, keys + kv.end * d},
                                             {values + kv.begin * d, values + kv.end * d}})};
+    if (attention.qkv_bias) {
+      mixer.qkv_bias =
+          take.Values(whole_mixer.qkv_bias, {{kv.begin * group * d, kv.end * group * d},
+                                             {keys + kv.begin * d, keys + kv.end * d},
+                                             {values + kv.begin * d, values + kv.end * d}});
+    }
     if (attention.qk_norm != QkNorm::kNone) {
       mixer.q_norm = take.Vector(whole_mixer.q_norm, QNormWidth(attention));
       mixer.k_norm = take.Vector(whole_mixer.k_norm, KNormWidth(attention));
@@ -128,6 +140,9 @@ uint64_t DenseSlices::LayOut(const ModelConfig& c, const ModelWeights& whole, in
     mixer.output = outputs(whole_mixer.output);
     w.mixer = mixer;
     if (first && from.router.n > 0) w.router = take.All(from.router);
+    if (first && c.layers[l].sparse() && c.layers[l].experts().router.correction_bias) {
+      w.router_correction = take.Vector(from.router_correction, from.router.n);
+    }
     if (first && from.shared_gate.n > 0) w.shared_gate = take.All(from.shared_gate);
     if (from.gate.n > 0) {
       w.gate = outputs(from.gate);

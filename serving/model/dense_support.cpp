@@ -10,28 +10,28 @@ namespace {
 
 // What kernels are not told of it yet. One overload for each alternative of MixerSpec.
 const char* WhyNot(const GroupedQuerySpec& spec) {
-  if (spec.qkv_bias || spec.output_bias) return "biases of attention";
+  if (spec.output_bias) return "biases of attention's output";
   if (spec.sinks) return "sinks of attention";
   if (spec.output_gate) return "gates of attention";
   if (spec.clip_qkv > 0) return "clipped queries, keys and values";
   if (spec.head_dim % 2 != 0 || spec.head_dim > cuda::kMaxHeadDim) return "heads of this size";
-  if (spec.rotary_dim != spec.head_dim) return "rotations of a part of a head";
   return nullptr;
 }
 
 const char* WhyNot(const LatentSpec&) { return "layers of latent attention"; }
 const char* WhyNot(const DeltaNetSpec&) { return "layers of linear attention"; }
 
-// The kernel does more, of which nothing is passed on to it yet.
 const char* WhyNot(const RouterSpec& router) {
   if (router.experts > cuda::kMaxExperts) return "routers of so many experts";
-  if (router.score != ScoreFunction::kSoftmax) return "routers other than softmax";
-  if (router.logit_bias || router.correction_bias) return "biases of routers";
-  if (router.groups_kept != router.num_groups) return "groups of experts";
-  if (router.norm != RouterNorm::kNone && router.norm != RouterNorm::kSum) {
+  if (router.score != ScoreFunction::kSoftmax && router.score != ScoreFunction::kSigmoid) {
+    return "routers other than softmax and sigmoid";
+  }
+  if (router.logit_bias) return "biases of routers' logits";
+  if (router.num_groups > cuda::kMaxGroups) return "so many groups of experts";
+  if (router.norm != RouterNorm::kNone && router.norm != RouterNorm::kSum &&
+      router.norm != RouterNorm::kSumPlusEps) {
     return "expert weights normalised so";
   }
-  if (router.scale != 1.0) return "scaled expert weights";
   return nullptr;
 }
 

@@ -151,8 +151,12 @@ class DeviceDense : public DensePart {
   template <typename Args>
   static void Queue(Shard& shard, LaunchResult (*run)(const Args& args, cuda::StreamHandle stream),
                     const std::type_identity_t<Args>& args);
+  struct Onto {
+    bool accumulate = false;
+    const float* bias = nullptr;  // [w.n], of the device; not with the other
+  };
   void Product(Shard& shard, const PackedMatrix& w, const DeviceBuffer& x, int64_t rows, float* y,
-               bool accumulate = false);
+               const Onto& onto);
   // The product of all devices' slices, joined in `out`.
   void WholeProduct(const PackedMatrix& (*slice)(const Shard& shard, int64_t layer), int64_t layer,
                     int64_t n, DeviceBuffer Shard::*x, int64_t rows, Wants wants,

@@ -112,7 +112,7 @@ void DeviceDense::Norm(int64_t layer, Shard& shard, const float* weight, bool no
 
 // y: [rows, w.n], of rows of x from the module's first on; nothing where the device has no outputs.
 void DeviceDense::Product(Shard& shard, const PackedMatrix& w, const DeviceBuffer& x, int64_t rows,
-                          float* y, bool accumulate) {
+                          float* y, const Onto& onto) {
   if (w.n == 0) return;
   const cuda::ProductArgs args = {.x = Bf16Of(x) + first_row_ * cuda::ActivationStride(w.k),
                                   .rows = rows,
@@ -120,9 +120,11 @@ void DeviceDense::Product(Shard& shard, const PackedMatrix& w, const DeviceBuffe
                                   .type = GpuWeights(w.type),
                                   .n = w.n,
                                   .k = w.k,
+                                  .bias = onto.bias,
                                   .y = y,
-                                  .accumulate = accumulate};
-  if (shard.gemm != nullptr && rows >= cuda::Gemm::kLeastRows && cuda::HoldsRows(args.type)) {
+                                  .accumulate = onto.accumulate};
+  if (shard.gemm != nullptr && rows >= cuda::Gemm::kLeastRows && onto.bias == nullptr &&
+      cuda::HoldsRows(args.type)) {
     shard.stream->Launch([gemm = shard.gemm.get(), args](cuda::StreamHandle stream) {
       return gemm->Product(args, stream);
     });
@@ -141,7 +143,7 @@ void DeviceDense::WholeProduct(const PackedMatrix& (*slice)(const Shard& shard, 
     Shard& shard = *shards_[d];
     Product(shard, slice(shard, layer), shard.*x, rows,
             reinterpret_cast<float*>(TargetOf(d, columns, rows, wants, out)),
-            whole() && accumulate);
+            {.accumulate = whole() && accumulate});
   }
   Join(columns, rows, wants, out, n, 0, accumulate);
 }
@@ -222,7 +224,7 @@ void DeviceDense::QueueStep(const DeviceOperator& experts) {
   }
 }
 
-// Softmax over all experts in f32, then the top k.
+// Scores of all experts in f32, then the top k.
 void DeviceDense::QueueNormAndRouting(int64_t layer) {
   const LayerSpec& spec = config_.layer(layer);
   Shard& first = *shards_.front();
@@ -239,7 +241,16 @@ void DeviceDense::QueueNormAndRouting(int64_t layer) {
          .tokens = run_rows_,
          .experts = router.experts,
          .top_k = router.top_k,
-         .normalize = router.norm == RouterNorm::kSum,
+         .scores = router.score == ScoreFunction::kSigmoid ? cuda::RouterScores::kSigmoid
+                                                           : cuda::RouterScores::kSoftmax,
+         .bias = Weights(first, layer).router_correction,
+         .groups = router.num_groups,
+         .top_groups = router.groups_kept,
+         .groups_by_best_two = router.group_rule == GroupRule::kTopTwoSum,
+         .normalize = router.norm != RouterNorm::kNone,
+         .norm_eps =
+             router.norm == RouterNorm::kSumPlusEps ? static_cast<float>(router.norm_eps) : 0.0f,
+         .scale = static_cast<float>(router.scale),
          .ids = ids,
          .weights = reinterpret_cast<float*>(ids + run_rows_ * router.top_k)});
 }
@@ -372,8 +383,8 @@ void DeviceDense::QueueMlp(int64_t layer) {
     if (w.gate.n == 0) continue;
     float* const gate = FloatsOf(shard.gate) + first_row_ * w.gate.n;
     float* const up = FloatsOf(shard.up) + first_row_ * w.gate.n;
-    Product(shard, w.gate, shard.x, run_rows_, gate);
-    Product(shard, w.up, shard.x, run_rows_, up);
+    Product(shard, w.gate, shard.x, run_rows_, gate, {});
+    Product(shard, w.up, shard.x, run_rows_, up, {});
     Queue(shard, kernels_.swiglu,
           {.gate = gate,
            .up = up,

@@ -63,7 +63,9 @@ void DeviceDense::QueueProjection(int64_t layer) {
     const GroupedQueryWeights& w = Weights(*shard, layer).attention();
     const QkvRows rows = QkvOf(*shard, spec);
     float* const keys = rows.first + rows.heads * d;
-    if (!over_all_heads || whole()) Product(*shard, w.qkv.whole(), shard->x, run_rows_, rows.first);
+    if (!over_all_heads || whole()) {
+      Product(*shard, w.qkv.whole(), shard->x, run_rows_, rows.first, {.bias = w.qkv_bias});
+    }
     if (over_all_heads) {
       NormHeads(spec.norm, *shard, rows.first, 1, rows.heads * d, rows.stride, w.q_norm);
       NormHeads(spec.norm, *shard, keys, 1, rows.kv_heads * d, rows.stride, w.k_norm);
@@ -76,6 +78,7 @@ void DeviceDense::QueueProjection(int64_t layer) {
            .tokens = run_rows_,
            .heads = rows.heads + rows.kv_heads,  // keys follow queries
            .head_dim = d,
+           .rotary_dim = spec.rotary_dim,
            .token_stride = rows.stride,
            .positions = shard->Table<int32_t>(at_.positions) + first_row_,
            .cos = FloatsOf(shard->cos),
@@ -93,14 +96,16 @@ void DeviceDense::ProjectWhole(int64_t layer) {
     const Columns columns = HeadColumns(heads_of_kv * d);
     for (size_t i = 0; i < shards_.size(); ++i) {
       Shard& shard = *shards_[i];
-      const PackedMatrix& qkv = Weights(shard, layer).attention().qkv.whole();
+      const GroupedQueryWeights& w = Weights(shard, layer).attention();
+      const PackedMatrix& qkv = w.qkv.whole();
       PackedMatrix rows = qkv;
       rows.n = shard.kv_heads.count() * heads_of_kv * d;
-      rows.data =
-          qkv.data + shard.kv_heads.count() * first_head * d / kPanelOutputs * qkv.panel_bytes();
-      Product(shard, rows, shard.x, run_rows_,
-              reinterpret_cast<float*>(
-                  TargetOf(i, columns, run_rows_, Wants::kAll, &Shard::whole_qkv)));
+      const int64_t first = shard.kv_heads.count() * first_head * d;
+      rows.data = qkv.data + first / kPanelOutputs * qkv.panel_bytes();
+      Product(
+          shard, rows, shard.x, run_rows_,
+          reinterpret_cast<float*>(TargetOf(i, columns, run_rows_, Wants::kAll, &Shard::whole_qkv)),
+          {.bias = w.qkv_bias != nullptr ? w.qkv_bias + first : nullptr});
     }
     Join(columns, run_rows_, Wants::kAll, &Shard::whole_qkv, spec.qkv_width(), column, false);
   };

@@ -193,6 +193,8 @@ TEST_F(DeviceDenseTest, AnyNumberOfDevicesHasTheBitsOfOne) {
          std::swap(c.layers[0].mlp, c.layers[2].mlp);
        }},
       {"fp8", WeightType::kFp8, [](ModelConfig& c) { c = OddModel(kFp8Blocks); }},
+      {"biases, half-rotated heads, groups of experts", WeightType::kInt8,
+       [](ModelConfig& c) { c = OddGroupsModel(); }},
   };
   for (const Case& test : cases) {
     SCOPED_TRACE(test.what);
@@ -399,19 +401,17 @@ TEST_F(DeviceDenseTest, WhatCannotBeCutIsRefused) {
   ChangeAttention(config, [](GroupedQuerySpec& spec) { spec.head_dim = spec.rotary_dim = 24; });
   EXPECT_NE(refusal(config, 3).find("heads of 24 values"), std::string::npos);
   config = OddModel();
-  ChangeAttention(config, [](GroupedQuerySpec& spec) { spec.qkv_bias = true; });
+  ChangeAttention(config, [](GroupedQuerySpec& spec) { spec.output_bias = true; });
   EXPECT_NE(refusal(config, 3).find("biases"), std::string::npos);
 }
 
 // What specs can say and no kernel is told yet.
 TEST_F(DeviceDenseTest, WhatDevicesDoNotComputeIsRefusedByName) {
   const std::pair<void (*)(RouterSpec & router), const char*> routers[] = {
-      {[](RouterSpec& router) { router.score = ScoreFunction::kSigmoid; }, "other than softmax"},
+      {[](RouterSpec& router) { router.score = ScoreFunction::kLogit; }, "other than softmax"},
       {[](RouterSpec& router) { router.logit_bias = true; }, "biases of routers"},
-      {[](RouterSpec& router) { router.correction_bias = true; }, "biases of routers"},
-      {[](RouterSpec& router) { router.num_groups = 2; }, "groups of experts"},
-      {[](RouterSpec& router) { router.norm = RouterNorm::kSumPlusEps; }, "normalised"},
-      {[](RouterSpec& router) { router.scale = 2; }, "scaled expert weights"}};
+      {[](RouterSpec& router) { router.num_groups = 64; }, "groups of experts"},
+      {[](RouterSpec& router) { router.norm = RouterNorm::kSumAtLeastEps; }, "normalised"}};
   for (const auto& [change, named] : routers) {
     ModelConfig config = OddModel();
     change(std::get<ExpertsSpec>(config.layers[2].mlp).router);
@@ -422,10 +422,10 @@ TEST_F(DeviceDenseTest, WhatDevicesDoNotComputeIsRefusedByName) {
     EXPECT_TRUE(Contains(error, "--gpu-dense")) << error.what();
   }
   ModelConfig config = OddModel();
-  ChangeAttention(config, [](GroupedQuerySpec& spec) { spec.rotary_dim = 8; });
+  ChangeAttention(config, [](GroupedQuerySpec& spec) { spec.sinks = true; });
   const Error error =
       Caught([&] { DeviceDense::CheckSupported(config, WeightType::kBf16, WeightType::kBf16, 1); });
-  EXPECT_TRUE(Contains(error, "a part of a head")) << error.what();
+  EXPECT_TRUE(Contains(error, "sinks of attention")) << error.what();
 }
 
 TEST_F(DeviceDenseTest, LayersThatDevicesDoNotComputeAreRefusedByName) {

@@ -409,6 +409,38 @@ TEST_F(CudaModelTest, WholeStepsGiveMissesToTheHost) {
   EXPECT_EQ(run(true), run(false));
 }
 
+// Attention with biases and heads that rotate in part, routers of sigmoids with corrections, groups
+// and scales, weights in fp8: the dense part is the device's, and the host's choice is replayed.
+TEST_F(CudaModelTest, DenseOfOtherModelsIsCloseToTheHosts) {
+  for (const auto& [name, type] : {std::pair("glm4_moe_bf16_air", WeightType::kBf16),
+                                   std::pair("glm4_moe_fp32_groups", WeightType::kBf16),
+                                   std::pair("qwen2_moe_bf16_sparse_step", WeightType::kBf16),
+                                   std::pair("glm4_moe_fp8", WeightType::kFp8),
+                                   std::pair("minimax_m2_bf16_rotary_dim", WeightType::kBf16),
+                                   std::pair("minimax_m2_fp8", WeightType::kFp8)}) {
+    const std::string directory = FixtureModel(name);
+    if (!std::filesystem::exists(directory)) GTEST_SKIP() << "SKIPPED: there is no " << directory;
+    SCOPED_TRACE(name);
+    options_.weight_type = type;
+    UseDevices(1);
+    if (machine_ == nullptr) return;
+    HarnessOptions host = options_;
+    host.devices = 0;
+    host.kernels = nullptr;
+    ModelHarness of_host(directory, host);
+    RoutingLog routing;
+    const std::vector<float> expected = Logits(of_host, kPromptTokens, &routing);
+    options_.dense_on_device = true;
+    ModelHarness model(directory, options_);
+    ReplayedRouting replayed(routing, model.config().top_k());
+    const std::vector<float> actual = Logits(model, kPromptTokens, &replayed);
+    EXPECT_LE(RelativeDistance(actual, expected), 1.5e-2);
+    EXPECT_LE(replayed.largest_difference(), 5e-2);
+    EXPECT_NE(HashOf(actual), HashOf(expected));
+    options_.dense_on_device = false;
+  }
+}
+
 // More rows than are sent to the host in advance come when it computes an expert. Who is on the
 // device does not change.
 TEST_F(CudaModelTest, RowsOfALongPromptComeWhenTheHostComputes) {

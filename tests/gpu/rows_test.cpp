@@ -158,10 +158,12 @@ TEST_F(CudaRowsTest, AddGated) {
 }
 
 TEST_F(CudaRowsTest, Rope) {
-  for (const int64_t head_dim : {2, 48, 128}) {
+  for (const auto& [head_dim, rotary_dim] :
+       {std::pair<int64_t, int64_t>{2, 2}, {48, 48}, {48, 20}, {128, 128}, {128, 64}}) {
+    SCOPED_TRACE(fmt::format("{} of {}", rotary_dim, head_dim));
     constexpr int64_t kTokens = 4;
     constexpr int64_t kHeads = 3;
-    const int64_t half = head_dim / 2;
+    const int64_t half = rotary_dim / 2;
     const int64_t stride = kHeads * head_dim + 7;
     const std::vector<int32_t> positions = {0, 9, 3, 9};
     const std::vector<float> cos = random_.Normals(10 * half);
@@ -176,6 +178,7 @@ TEST_F(CudaRowsTest, Rope) {
                          .tokens = kTokens,
                          .heads = kHeads,
                          .head_dim = head_dim,
+                         .rotary_dim = rotary_dim,
                          .token_stride = stride,
                          .positions = positions_gpu.data(),
                          .cos = cos_gpu.data(),

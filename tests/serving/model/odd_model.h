@@ -40,7 +40,8 @@ class MadeUpTensors : public TensorSource {
 // Sizes that nothing divides: 5 KV heads, panels that are not full.
 inline ModelConfig OddModel(std::string_view quantization = "null") {
   return ParseModelConfig(R"({
-    "quantization_config": )" + std::string(quantization) + R"(,
+    "quantization_config": )" +
+                              std::string(quantization) + R"(,
     "model_type": "qwen2_moe", "vocab_size": 171, "hidden_size": 104, "num_hidden_layers": 3,
     "num_attention_heads": 10, "num_key_value_heads": 5, "head_dim": 16, "qkv_bias": false,
     "max_position_embeddings": 512, "use_sliding_window": true, "sliding_window": 40,
@@ -49,6 +50,20 @@ inline ModelConfig OddModel(std::string_view quantization = "null") {
     "moe_intermediate_size": 24, "intermediate_size": 136, "shared_expert_intermediate_size": 56
   })",
                           "odd_model");
+}
+
+// Likewise with biases, halves of heads that rotate, and experts that are chosen by sigmoids, a
+// correction and groups.
+inline ModelConfig OddGroupsModel() {
+  return ParseModelConfig(R"({
+    "model_type": "glm4_moe", "vocab_size": 171, "hidden_size": 104, "num_hidden_layers": 3,
+    "num_attention_heads": 10, "num_key_value_heads": 5, "head_dim": 16, "attention_bias": true,
+    "use_qk_norm": true, "partial_rotary_factor": 0.5, "max_position_embeddings": 512,
+    "n_routed_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": true, "n_group": 3,
+    "topk_group": 2, "routed_scaling_factor": 1.5, "first_k_dense_replace": 1,
+    "n_shared_experts": 1, "moe_intermediate_size": 24, "intermediate_size": 136
+  })",
+                          "odd_groups_model");
 }
 
 }  // namespace moesaic
