@@ -11,7 +11,7 @@ models at random: with `even` load to all alike, with `uneven` --share of them t
 same times, in turn, --rounds times; the first --warm-up seconds of each are not counted. A request's latency is from when it was due to its last
 token. Prints a Markdown table, and JSON with --json. Disk under --work: 0.6 GB for gpt-oss's shape, 1.3 GB for each other one.
 
-The server that loads and unloads has its models on demand, and each keeps all its experts (or what the memory holds of them).
+The server that loads and unloads has its models on demand, and each keeps nearly all its experts (or what the memory holds of them).
 
 --simulate has `moesaic simulate` answer the same requests besides, and prints its latencies over the measured ones: it measures first what a layer
 and an expert take on this machine, how fast experts are read and how long a model takes to load, a model of each shape at a time, and gives the
@@ -43,6 +43,7 @@ TRACES = ["gpt_oss_20b/mmlu_test", "deepseek_v2_lite_esft/intent", "deepseek_v2_
 POOL, EACH, SWAP = "one pool", "a server each", "load and unload"
 SIMULATED = {POOL: "pool", EACH: "split", SWAP: "swap"}
 OTHER_BYTES = 220 << 20  # that a model takes beside experts: process, keys and values, workspace, staging
+MOST_SHARE = 94  # per cent of its experts that a model can have at the start: the plan takes its predictor's memory from them
 PROCESS_BYTES = 96 << 20  # of a server without a model (kProcessBytes)
 
 
@@ -84,7 +85,7 @@ class Server(ExperimentServer):
         if whole:
             for entry, model in zip(entries, models):
                 entry["load"] = "demand"
-                entry["min-experts"] = f"{min(100, 100 * (memory_bytes * 15 // 16 - OTHER_BYTES) // model.expert_bytes)}%"
+                entry["min-experts"] = f"{min(MOST_SHARE, 100 * (memory_bytes * 7 // 8 - OTHER_BYTES) // model.expert_bytes)}%"
         self.file = tempfile.NamedTemporaryFile("w", suffix=".yaml")
         self.file.write(json.dumps({"models": entries}))  # JSON is YAML
         self.file.flush()
@@ -148,6 +149,11 @@ def summary(latencies):
             "mean_by_model": {name: statistics.mean(of_model) for name, of_model in sorted(latencies.items())}}
 
 
+def series_total(metrics, name, label=""):
+    """The sum of a metric's series, those with the label."""
+    return sum(value for series, value in metrics.items() if series.partition("{")[0] == name and label in series)
+
+
 def of_models(models, servers, metrics, name):
     """A gauge by model; None of those that are not there."""
     found = {}
@@ -157,6 +163,11 @@ def of_models(models, servers, metrics, name):
         found[model.name] = next((value for series, value in of_server.items()
                                   if series.split("{")[0] == name and (alone or f'"{model.name}"' in series)), None)
     return found
+
+
+def memory_of(listed):
+    """Bytes by model; None of those that are not there."""
+    return {entry["id"]: entry["status"].get("memory_bytes") for entry in listed}
 
 
 def distinct(model, sequences, positions):
@@ -205,7 +216,7 @@ def measure(model, flags):
         server.complete([number] * 8, max_tokens=16).read()
     of = server.metrics()
     server.stop()
-    rate = of["moe_expert_read_bytes_total"] / of["moe_expert_blocked_seconds_total"]
+    rate = series_total(of, "moe_expert_read_bytes_total") / of["moe_expert_blocked_seconds_total"]
     server = Server([model], everything, flags, whole=True)
     begin = time.monotonic()
     server.call("POST", "/models/load", {"model": model.name})
@@ -255,7 +266,7 @@ def run(kind, models, memory_bytes, requests, flags):
     listed = [entry for server in servers for entry in json.loads(server.call("GET", "/v1/models"))["data"]]
     first = [server.metrics() for server in servers]
     slots = of_models(models, servers, first, "moe_expert_slots")
-    memory = {entry["id"]: entry["memory_bytes"] for entry in listed}
+    memory = memory_of(listed)
     # What is kept for requests that are read is no model's.
     for_models = sum((memory_bytes if kind != EACH else memory_bytes // len(models)) for _ in servers)
     if kind != EACH:
@@ -269,11 +280,11 @@ def run(kind, models, memory_bytes, requests, flags):
     metrics = [server.metrics() for server in servers]
 
     def total(name, label=""):
-        return sum(value for of_server in metrics for series, value in of_server.items() if series.startswith(name) and label in series)
+        return sum(series_total(of_server, name, label) for of_server in metrics)
 
     if kind == SWAP:  # as they were loaded
         slots = of_models(models, servers, metrics, "moe_expert_slots")
-        memory = {entry["id"]: entry["memory_bytes"] for entry in json.loads(servers[0].call("GET", "/v1/models"))["data"]}
+        memory = memory_of(json.loads(servers[0].call("GET", "/v1/models"))["data"])
     uses = total("moe_expert_requests_total")
     result.update(kind=kind, memory_bytes=for_models, resident_bytes=sum(server.resident_bytes() for server in servers), slots=slots, memory=memory,
                   read_bytes=total("moe_expert_read_bytes_total"), blocked_s=total("moe_expert_blocked_seconds_total"),
