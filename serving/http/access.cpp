@@ -110,6 +110,10 @@ std::optional<ApiError> CheckHost(const HttpRequest& request, const ServerOption
       "host_not_allowed");
 }
 
+bool AsksForWebSocket(const HttpRequest& request) {
+  return EqualsIgnoringCase(request.Header("upgrade"), "websocket");
+}
+
 std::optional<ApiError> CheckOrigin(const HttpRequest& request, const ServerOptions& options) {
   const std::string_view origin = request.Header("origin");
   const bool changes =

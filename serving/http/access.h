@@ -28,6 +28,9 @@ std::optional<ApiError> CheckHost(const HttpRequest& request, const ServerOption
 // server's own origin or from one of `allowed_origins`; a 403 otherwise.
 std::optional<ApiError> CheckOrigin(const HttpRequest& request, const ServerOptions& options);
 
+// Whether it wants to go on as a WebSocket, which no route is served over.
+bool AsksForWebSocket(const HttpRequest& request);
+
 // Access-Control-Allow-Origin and Vary for an allowed origin, nothing otherwise.
 void AddCorsHeaders(const HttpRequest& request, const ServerOptions& options,
                     HttpResponse& response);

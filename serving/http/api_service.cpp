@@ -288,6 +288,18 @@ std::optional<HttpResponse> ApiService::CheckHead(const HttpRequest& head) {
   }
   if (!match.has_value()) return refuse(RouteNotFound(head.path));
   if (!match->Allows(head.method)) {
+    // Codex asks for a WebSocket before it posts: told this it posts at once, told 405 it asks six
+    // more times.
+    if (AsksForWebSocket(head)) {
+      HttpResponse response =
+          refuse(ApiError(426, "invalid_request_error",
+                          fmt::format("{} is not served over a WebSocket; it takes {}.",
+                                      match->label, match->allow()),
+                          {}, "websocket_not_supported"));
+      response.headers.emplace_back("Upgrade", "HTTP/1.1");
+      response.headers.emplace_back("Connection", "Upgrade");
+      return response;
+    }
     HttpResponse response =
         refuse(ApiError(405, "invalid_request_error",
                         fmt::format("{} does not take {}; it takes {}.", match->label,

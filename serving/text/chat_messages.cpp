@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/json.h"
@@ -44,8 +46,8 @@ std::string JoinParts(const Json& parts, const std::string& where) {
   return text;
 }
 
-// Discarded: it is no JSON, or none of a sensible shape.
-Json ParseArguments(const std::string& text) {
+// Discarded: it is no JSON. None: its shape is not sensible.
+std::optional<Json> ParseArguments(const std::string& text) {
   std::vector<size_t> members;  // of the open objects and arrays
   bool refused = false;
   Json json = Json::parse(
@@ -63,7 +65,8 @@ Json ParseArguments(const std::string& text) {
         return !refused;
       },
       /*allow_exceptions=*/false);
-  return refused ? Json(Json::value_t::discarded) : json;
+  if (refused) return std::nullopt;
+  return json;
 }
 
 Json NormalizeArguments(const Json& arguments, MessageForm::Arguments form,
@@ -74,7 +77,20 @@ Json NormalizeArguments(const Json& arguments, MessageForm::Arguments form,
     object = Json::object();
   } else if (arguments.is_string()) {
     const std::string& text = arguments.get_ref<const std::string&>();
-    object = text.empty() ? Json::object() : ParseArguments(text);
+    object = Json::object();
+    if (!text.empty()) {
+      std::optional<Json> parsed = ParseArguments(text);
+      if (!parsed.has_value()) {
+        Bad(where, "is nested too deeply or has an object of too many members");
+      }
+      // What a model wrote, damaged or cut off: an agent that tells it so sends it back as it came.
+      // A template that wants an object gets the text as its only member.
+      if (parsed->is_object()) {
+        object = std::move(*parsed);
+      } else {
+        object["arguments"] = text;
+      }
+    }
   }
   if (!object.is_object()) Bad(where, "has to be an object or the JSON text of one");
   // Text stays as the model wrote it where it may.

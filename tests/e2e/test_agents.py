@@ -182,8 +182,10 @@ class AgentsTest(unittest.TestCase):
                     jsonschema.validate(json.loads(report), REPORT)
 
     def test_requests_of_coding_agents(self):
-        """As they write them (tests/data/agent_requests.json), but for the model's name and how long the answer may be."""
-        requests = json.loads((pathlib.Path(__file__).parent.parent / "data" / "agent_requests.json").read_text())
+        """As they write them (tests/data/agent_*.json), but for the model's name and how long the answer may be."""
+        data = pathlib.Path(__file__).parent.parent / "data"
+        requests = [request for name in ("agent_recordings.json", "agent_requests.json")
+                    for request in json.loads((data / name).read_text())]
         with MoesaicServer("--chat-template", str(self.forced.template), "--served-model-name", "m") as server:
             for request in requests:
                 body, route = request["body"], request["route"]
@@ -200,13 +202,13 @@ class AgentsTest(unittest.TestCase):
                         self.assertGreater(json.loads(text)["input_tokens"], 0)
                         continue
                     data = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith(("data: ", "{"))]
-                    if route == "/v1/chat/completions":
+                    if route == "/v1/chat/completions" and body.get("stream"):
                         self.assertEqual(data.pop(), "[DONE]")
                     events = [json.loads(event) for event in data]
                     if route == "/v1/chat/completions":
                         finishes = [choice["finish_reason"] for event in events for choice in event["choices"]]
                         self.assertIn(finishes[-1], ("length", "stop"))
-                        self.assertEqual(bool(events[-1].get("usage")), "stream_options" in body)
+                        self.assertEqual(bool(events[-1].get("usage")), "stream_options" in body or not body.get("stream"))
                     elif route == "/v1/responses":
                         self.assertIn(events[-1]["type"], ("response.completed", "response.incomplete"))
                     elif route == "/api/chat":

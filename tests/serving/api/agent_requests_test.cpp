@@ -1,6 +1,7 @@
-// Requests as coding agents write them (tests/data/agent_requests.json): none of them is refused,
-// and their conversations and tools arrive. Texts are shortened; which members there are, and of
-// which shape, is as in the public sources that each one names, where one was read.
+// Requests of coding agents: none of them is refused, and their conversations and tools arrive.
+// tests/data/agent_recordings.json has what agents that ran have sent, agent_requests.json what
+// others send after the public sources that each one names, where one was read. Texts are
+// shortened; which members there are, and of which shape, is kept.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -31,8 +32,8 @@ std::vector<std::string> NamesOf(const Json& list, const char* name) {
   return names;
 }
 
-TEST(AgentRequestsTest, AreTaken) {
-  std::ifstream file(std::string(MOESAIC_TEST_DATA_DIR) + "/agent_requests.json");
+void ExpectTaken(const std::string& name) {
+  std::ifstream file(std::string(MOESAIC_TEST_DATA_DIR) + "/" + name);
   ASSERT_TRUE(file.good());
   const Json requests = Json::parse(file);
   EXPECT_GE(requests.size(), 10u);
@@ -64,6 +65,10 @@ TEST(AgentRequestsTest, AreTaken) {
     EXPECT_EQ(DumpJson(parsed.chat.messages).find("billing-header"), std::string::npos);
   }
 }
+
+TEST(AgentRequestsTest, AreTaken) { ExpectTaken("agent_requests.json"); }
+
+TEST(AgentRequestsTest, RecordedOnesAreTaken) { ExpectTaken("agent_recordings.json"); }
 
 }  // namespace agent_requests_test
 }  // namespace moesaic

@@ -92,6 +92,14 @@ TEST_F(ServerTest, RouteErrors) {
   EXPECT_EQ(client.Receive().status, 405);
   client.Send("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n\r\n");
   EXPECT_EQ(client.Receive().status, 411);
+  // Codex asks for a WebSocket first, and posts at once when the answer is 426.
+  client.Send(
+      "GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
+      "Upgrade: WebSocket\r\nSec-WebSocket-Version: 13\r\n\r\n");
+  response = client.Receive();
+  EXPECT_EQ(response.status, 426);
+  EXPECT_EQ(response.Header("Upgrade"), "HTTP/1.1");
+  EXPECT_EQ(ErrorOf(response)["code"], "websocket_not_supported");
   EXPECT_EQ(client.Get("/").Header("Content-Type"), "text/plain; charset=utf-8");
 }
 

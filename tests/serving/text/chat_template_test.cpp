@@ -1,5 +1,6 @@
 #include "serving/text/chat_template.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -143,7 +144,7 @@ TEST(ChatTemplate, BadMessagesAreNamed) {
        "messages[0].tool_calls[0].function has to be an object"},
       {R"([{"role": "assistant", "tool_calls": [{"function": {}}]}])",
        "messages[0].tool_calls[0].function.name has to be a string"},
-      {R"([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}])",
+      {R"([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": [1]}}]}])",
        "messages[0].tool_calls[0].function.arguments has to be an object or the JSON text of one"},
       {R"([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]}])",
        "messages[0].tool_calls[0].function.arguments has to be an object or the JSON text of one"},
@@ -159,6 +160,27 @@ TEST(ChatTemplate, BadMessagesAreNamed) {
   deep.insert(deep.find("\"x\"") + 3,
               ", \"extra\": " + std::string(1000, '[') + std::string(1000, ']'));
   EXPECT_EQ(Failure(deep), "JSON is nested more than 150 levels deep");
+}
+
+// A call that max_tokens cut, or whose JSON the model spoilt: agents (Kimi's) send it back with the
+// error as its result, and the conversation has to go on.
+TEST(ChatTemplate, DamagedArgumentsArePassedOn) {
+  for (const char* arguments : {R"({\"path\": \"a.p)", R"({)", R"(5)", R"([1])", "ls -l"}) {
+    SCOPED_TRACE(arguments);
+    const std::string messages = fmt::format(
+        R"([{{"role": "user", "content": "q"}},
+            {{"role": "assistant", "content": null, "tool_calls": [
+              {{"id": "1", "type": "function", "function": {{"name": "f", "arguments": "{}"}}}}]}},
+            {{"role": "tool", "tool_call_id": "1", "content": "Invalid arguments."}}])",
+        arguments);
+    const std::string text =
+        Json::parse(messages)[1]["tool_calls"][0]["function"]["arguments"].get<std::string>();
+    // As text where the template writes text; as the member of an object where it wants one.
+    EXPECT_NE(Render(Make("deepseek_v3"), messages).find(text), std::string::npos);
+    const std::string members = Render(Make("qwen3_coder"), messages);
+    EXPECT_NE(members.find("<parameter=arguments>\n" + text + "\n</parameter>"), std::string::npos)
+        << members;
+  }
 }
 
 // A conversation with a template that does not parse is refused with the line; nothing else is.
