@@ -346,8 +346,8 @@ __device__ __forceinline__ Sums<1> ChunkSums(const ProductArgs& args, const Lane
 // inputs that are its turn. All chunks of a round are added up behind it.
 
 constexpr int kFewRows = 16;
-// Two blocks share a multiprocessor, or one has all of it: where there are fewer blocks than
-// multiprocessors and the inputs are many.
+// Two blocks of kFewWarps share a multiprocessor. Where there are fewer blocks than
+// multiprocessors, and many inputs, a block of kMoreWarps has one for itself.
 constexpr int kFewWarps = 8;
 constexpr int kMoreWarps = 2 * kFewWarps;
 constexpr int kFewStride = kWarpOutputs + 4;  // rows of a chunk's sums start in different banks
@@ -374,7 +374,7 @@ __global__ void __launch_bounds__(kBlockWarps* kWarp, kMoreWarps / kBlockWarps)
   }
   const int64_t chunks = (args.k + kChunkInputs - 1) / kChunkInputs;
 
-  // Two outputs of a row are the thread's, of the first so many.
+  // The first threads have two outputs of a row each; with more warps others have none.
   const int row = static_cast<int>(threadIdx.x) / (kWarpOutputs / 2);
   const int output = static_cast<int>(threadIdx.x) % (kWarpOutputs / 2) * 2;
   float totals[2] = {};

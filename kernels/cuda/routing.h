@@ -50,9 +50,9 @@ struct RouterTopKArgs {
   int64_t groups = 1;               // at most kMaxGroups, a divisor of experts
   int64_t top_groups = 1;           // at most groups
   bool groups_by_best_two = false;  // else by the best
-  bool normalize = false;    // weights of a token sum to 1 but for this, before the next one:
-  float norm_eps = 0.0f;     // is added to their sum
-  float scale = 1.0f;        // of the weights
+  bool normalize = false;           // weights are divided by (their sum + norm_eps)
+  float norm_eps = 0.0f;
+  float scale = 1.0f;        // of the weights, after that
   int32_t* ids = nullptr;    // [tokens, top_k]
   float* weights = nullptr;  // [tokens, top_k]
 };

@@ -123,16 +123,11 @@ uint64_t DenseSlices::LayOut(const ModelConfig& c, const ModelWeights& whole, in
     w.post_attention_norm = take.Vector(from.post_attention_norm, c.hidden_size);
     const GroupedQueryWeights& whole_mixer = from.attention();
     GroupedQueryWeights mixer;
-    mixer.qkv.matrices = {
-        take.Rows(whole_mixer.qkv.whole(), {{kv.begin * group * d, kv.end * group * d},
-                                            {keys + kv.begin * d, keys + kv.end * d},
-                                            {values + kv.begin * d, values + kv.end * d}})};
-    if (attention.qkv_bias) {
-      mixer.qkv_bias =
-          take.Values(whole_mixer.qkv_bias, {{kv.begin * group * d, kv.end * group * d},
-                                             {keys + kv.begin * d, keys + kv.end * d},
-                                             {values + kv.begin * d, values + kv.end * d}});
-    }
+    const std::initializer_list<RowRange> heads = {{kv.begin * group * d, kv.end * group * d},
+                                                   {keys + kv.begin * d, keys + kv.end * d},
+                                                   {values + kv.begin * d, values + kv.end * d}};
+    mixer.qkv.matrices = {take.Rows(whole_mixer.qkv.whole(), heads)};
+    if (attention.qkv_bias) mixer.qkv_bias = take.Values(whole_mixer.qkv_bias, heads);
     if (attention.qk_norm != QkNorm::kNone) {
       mixer.q_norm = take.Vector(whole_mixer.q_norm, QNormWidth(attention));
       mixer.k_norm = take.Vector(whole_mixer.k_norm, KNormWidth(attention));

@@ -132,11 +132,6 @@ class DeviceDense : public DensePart {
   int devices() const { return static_cast<int>(shards_.size()); }
   bool whole() const { return shards_.size() == 1; }
   bool mixes() const { return !limits_.host_attention; }
-
-  // More rows are not sent to the host in advance. The rows that predictors look at are copied one
-  // by one, of so many sequences.
-  static constexpr int64_t kFewRows = 64;
-  static constexpr int64_t kFewSequences = 16;
   Columns OutputColumns(int64_t n) const;
   Columns HeadColumns(int64_t values_of_kv_head) const;
   Columns AttendedColumns(const GroupedQuerySpec& attention) const;
@@ -182,7 +177,11 @@ class DeviceDense : public DensePart {
   void QueueOutput(int64_t layer);
   void QueueLayer(int64_t layer);
   void QueueNormAndRouting(int64_t layer);
-  bool few_rows() const;
+  // A step of more rows that is no decode step does not send them to the host in advance. Of up to
+  // kFewSequences the rows that predictors look at are copied one by one.
+  static constexpr int64_t kFewRows = 64;
+  static constexpr int64_t kFewSequences = 16;
+  bool few_rows() const { return decode_ || run_rows_ <= kFewRows; }
   void BringRouting(bool normed);
   void Bring(const DeviceBuffer& from, int64_t first, int64_t count, const HostBuffer& to);
   void QueueMlp(int64_t layer);

@@ -255,9 +255,6 @@ void DeviceDense::QueueNormAndRouting(int64_t layer) {
          .weights = reinterpret_cast<float*>(ids + run_rows_ * router.top_k)});
 }
 
-// Whether rows that are sent to the host before anybody has asked for them cost little.
-bool DeviceDense::few_rows() const { return decode_ || run_rows_ <= kFewRows; }
-
 // What the host needs of a sparse layer.
 void DeviceDense::BringRouting(bool normed) {
   Shard& first = *shards_.front();
@@ -308,7 +305,7 @@ void DeviceDense::Route(int64_t layer, RowRange rows, int32_t* ids, float* weigh
     return;
   }
   Shard& first = *shards_.front();
-  // Those of a long prompt when somebody asks for them (OpenExperts): few steps want them.
+  // Rows of a long prompt come when somebody asks for them (OpenExperts).
   const bool brought = host_rows || (mixes() && few_rows());
   if (ahead_ == Ahead::kNot) {
     SetRows(rows);

@@ -31,7 +31,8 @@ struct ExpertInputs {
   // they are sent.
   const float* x = nullptr;
   int64_t x_stride = 0;
-  // Null x may be had from here in the end, by who waits for the device. Empty: it is not wanted.
+  // Where x is null: waits for the device, brings the rows and gives what x would be. Throws the
+  // device's Error. Empty: nobody can want them.
   std::function<const float*()> bring_x = nullptr;
   // On the devices that have the residual stream, the first one first: [..,
   // ActivationStride(hidden)] bf16. None: the host has it.

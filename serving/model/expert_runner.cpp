@@ -314,9 +314,10 @@ ExpertWork ExpertRunner::WorkOf(const PinnedExpert& expert, const std::byte* blo
 // the host is the sooner.
 const ExpertRunner::Rows& ExpertRunner::PrepareLate(Part& part) {
   if (late_rows_.activations == nullptr) {
-    CHECK(late_inputs_.bring_x != nullptr);
-    late_inputs_.x = late_inputs_.bring_x();
-    late_rows_ = Prepare(late_inputs_, *part.place.pool);
+    CHECK(inputs_->bring_x != nullptr);
+    ExpertInputs inputs = *inputs_;
+    inputs.x = inputs.bring_x();
+    late_rows_ = Prepare(inputs, *part.place.pool);
   }
   return late_rows_;
 }
@@ -517,7 +518,7 @@ ExpertStats ExpertRunner::Run(int64_t layer, const ExpertInputs& inputs, const R
   if (inputs.there.empty()) return RunHere(layer, rows, experts);
   CHECK(experts.deferred == nullptr);
   needed_rows_ = NeedsHostRows();
-  late_inputs_ = inputs;
+  inputs_ = &inputs;
   late_rows_ = {};
   try {
     if (inputs.step != nullptr) {

@@ -231,13 +231,12 @@ class ExpertRunner {
   LayerRows* running_ = nullptr;   // deferred by the layer that runs
   LayerRows* before_ = nullptr;    // by the one before
 
-  ExpertOutputs outputs_;     // of the layer that runs
-  ExpertOutputs deferred_;    // by the one before
-  bool needed_rows_ = false;  // on the host, when a layer onto a device began
-  // Of such a layer whose rows are on the device alone, and what was prepared of them.
-  ExpertInputs late_inputs_;
-  Rows late_rows_;
-  bool threw_ = false;  // since Close
+  ExpertOutputs outputs_;                 // of the layer that runs
+  ExpertOutputs deferred_;                // by the one before
+  bool needed_rows_ = false;              // on the host, when a layer onto a device began
+  const ExpertInputs* inputs_ = nullptr;  // of such a layer, while it runs
+  Rows late_rows_;                        // what PrepareLate has made of them
+  bool threw_ = false;                    // since Close
   bool failed_ = false;
 
   // Of a layer whose sum is a device's.

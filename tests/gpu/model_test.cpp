@@ -67,12 +67,14 @@ class CudaModelTest : public testing::Test {
     options_.device_slots = slots;
   }
 
-  std::vector<float> OnTheHost() {
+  std::vector<float> OnTheHost(const std::string& directory = SampleModel(),
+                               RoutingHook* hook = nullptr) {
     HarnessOptions host = options_;
     host.devices = 0;
     host.kernels = nullptr;
-    ModelHarness model(SampleModel(), host);
-    return Logits(model, kPromptTokens);
+    host.dense_on_device = false;
+    ModelHarness model(directory, host);
+    return Logits(model, kPromptTokens, hook);
   }
 
   std::unique_ptr<KernelMachine> machine_;
@@ -120,13 +122,8 @@ TEST_F(CudaModelTest, ExpertsOfOtherModelsAreCloseToTheHosts) {
     if (!std::filesystem::exists(directory)) GTEST_SKIP() << "SKIPPED: there is no " << directory;
     SCOPED_TRACE(name);
     options_.weight_type = type;
-    UseDevices(1);
-    HarnessOptions host = options_;
-    host.devices = 0;
-    host.kernels = nullptr;
-    ModelHarness of_host(directory, host);
     RoutingLog routing;
-    const std::vector<float> expected = Logits(of_host, kPromptTokens, &routing);
+    const std::vector<float> expected = OnTheHost(directory, &routing);
     uint64_t hash = 0;
     for (const int64_t slots : {256, 3}) {
       UseDevices(1, slots);
@@ -412,6 +409,7 @@ TEST_F(CudaModelTest, WholeStepsGiveMissesToTheHost) {
 // Attention with biases and heads that rotate in part, routers of sigmoids with corrections, groups
 // and scales, weights in fp8: the dense part is the device's, and the host's choice is replayed.
 TEST_F(CudaModelTest, DenseOfOtherModelsIsCloseToTheHosts) {
+  options_.dense_on_device = true;
   for (const auto& [name, type] : {std::pair("glm4_moe_bf16_air", WeightType::kBf16),
                                    std::pair("glm4_moe_fp32_groups", WeightType::kBf16),
                                    std::pair("qwen2_moe_bf16_sparse_step", WeightType::kBf16),
@@ -424,20 +422,14 @@ TEST_F(CudaModelTest, DenseOfOtherModelsIsCloseToTheHosts) {
     options_.weight_type = type;
     UseDevices(1);
     if (machine_ == nullptr) return;
-    HarnessOptions host = options_;
-    host.devices = 0;
-    host.kernels = nullptr;
-    ModelHarness of_host(directory, host);
     RoutingLog routing;
-    const std::vector<float> expected = Logits(of_host, kPromptTokens, &routing);
-    options_.dense_on_device = true;
+    const std::vector<float> expected = OnTheHost(directory, &routing);
     ModelHarness model(directory, options_);
     ReplayedRouting replayed(routing, model.config().top_k());
     const std::vector<float> actual = Logits(model, kPromptTokens, &replayed);
     EXPECT_LE(RelativeDistance(actual, expected), 1.5e-2);
     EXPECT_LE(replayed.largest_difference(), 5e-2);
     EXPECT_NE(HashOf(actual), HashOf(expected));
-    options_.dense_on_device = false;
   }
 }
 
