@@ -115,6 +115,8 @@ class RayBatchTest(unittest.TestCase):
         cls.addClassCleanup(cls.cluster.shutdown)
 
     def setUp(self):
+        # A node that an earlier test has killed counts as alive until Ray has missed it.
+        self.cluster.wait_for_nodes(PATIENCE_S)
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
         self.here = pathlib.Path(directory.name)
