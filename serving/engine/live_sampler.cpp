@@ -9,6 +9,8 @@
 namespace moesaic {
 namespace {
 
+constexpr size_t kMostLogged = 8192;
+
 int64_t MicrosecondsBetween(LiveSampler::Clock::time_point from,
                             LiveSampler::Clock::time_point to) {
   return std::chrono::duration_cast<std::chrono::microseconds>(to - from).count();
@@ -29,10 +31,12 @@ void LiveSampler::BeginStep(int64_t tokens) {
   counts_ = view_.watched();
   if (!counts_) {
     uses_.clear();  // who watches next sees what is used from then on
+    logged_uses_.clear();
     return;
   }
   if (uses_.empty()) {
     uses_.assign(cells_, 0);
+    logged_uses_.reserve(kMostLogged);
     weighted_uses_.assign(cells_, 0);
     weight_ = 0;
     tokens_ = 0;
@@ -41,8 +45,16 @@ void LiveSampler::BeginStep(int64_t tokens) {
 }
 
 void LiveSampler::CountUse(int64_t layer, std::span<const int32_t> experts) {
-  uint32_t* const row = uses_.data() + layer * num_experts_;
-  for (const int32_t expert : experts) ++row[expert];
+  const auto first = static_cast<int32_t>(layer * num_experts_);
+  for (const int32_t expert : experts) {
+    if (logged_uses_.size() == kMostLogged) CountLogged();
+    logged_uses_.push_back(first + expert);
+  }
+}
+
+void LiveSampler::CountLogged() {
+  for (const int32_t cell : logged_uses_) ++uses_[static_cast<size_t>(cell)];
+  logged_uses_.clear();
 }
 
 void LiveSampler::Ended(const Sequence& sequence, std::string why, Clock::time_point now,
@@ -135,17 +147,17 @@ void LiveSampler::FillExperts(const State& state, LiveSample& sample) {
 }
 
 void LiveSampler::FillUse(LiveSample& sample) {
-  sample.use.assign(cells_, 0);
-  if (uses_.empty()) return;
+  if (uses_.empty()) return sample.use.assign(cells_, 0);
+  sample.use.resize(cells_);
+  CountLogged();
   const auto kept =
       static_cast<float>(std::exp2(-static_cast<double>(tokens_) / LiveSample::kUseHalfLifeTokens));
   weight_ = weight_ * kept + static_cast<double>(tokens_);
   const float scale = weight_ > 0 ? static_cast<float>(1 / weight_) : 0.0f;
   for (size_t i = 0; i < cells_; ++i) {
-    weighted_uses_[i] = weighted_uses_[i] * kept + static_cast<float>(uses_[i]);
+    weighted_uses_[i] = weighted_uses_[i] * kept + static_cast<float>(std::exchange(uses_[i], 0));
     sample.use[i] = weighted_uses_[i] * scale;
   }
-  std::fill(uses_.begin(), uses_.end(), 0);
   tokens_ = 0;
 }
 

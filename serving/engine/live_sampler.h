@@ -71,6 +71,7 @@ class LiveSampler {
     std::shared_ptr<const RequestTrace> trace;  // shared with who asks for it
   };
 
+  void CountLogged();
   void FillExperts(const State& state, LiveSample& sample);
   void FillUse(LiveSample& sample);
 
@@ -81,8 +82,11 @@ class LiveSampler {
   Clock::time_point not_before_;
   bool counts_ = false;  // somebody watched when the running step began
   bool changed_ = true;
-  int64_t tokens_ = 0;                  // of the steps counted since the last sample
-  std::vector<uint32_t> uses_;          // [layers, experts] by these; empty before anybody watched
+  int64_t tokens_ = 0;         // of the steps counted since the last sample
+  std::vector<int32_t> uses_;  // [layers, experts] by these; empty before anybody watched
+  // Cells that were used and are not in uses_ yet. A decode step writes here, in one place, rather
+  // than into lines all over uses_ which the model's weights have driven out of the cache.
+  std::vector<int32_t> logged_uses_;
   double weight_ = 0;                   // of the tokens in weighted_uses_
   std::vector<float> weighted_uses_;    // [layers, experts]
   std::vector<ExpertPresence> places_;  // [layers, experts] in the last sample
