@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """What the Python module costs: decode by LLM.generate beside `moesaic bench` in turn, and the loop's CPU time of a stream.
 
-    PYTHONPATH=build/release/python scripts/python_bench.py [MODEL] [--runs 5] [--batch 1]
+    PYTHONPATH=build/release/python scripts/python_bench.py [MODEL] [--runs 5] [--batch 1] [--stream-interval 1 8]
 
-The rates are wall clock and want a machine of their own; a stream's is CPU time of the thread that runs the loop.
+The rates are wall clock and want a machine of their own; a stream's is CPU time of the thread that runs the loop, which is
+all that a stream costs the process besides the engine's own threads. Beside it stands a loop that is woken likewise and
+throws away what it takes: what waking an asyncio loop costs on the machine.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import subprocess
 import time
 
 import moesaic
+from moesaic import _core
 from moesaic import AsyncLLM, LLM, RequestOutputKind, SamplingParams
 from moesaic._engine import command
 
@@ -45,7 +48,38 @@ def generate_rate(llm, batch):
     return statistics.median(rates)
 
 
-async def stream_cpu_us(model, streams, kind):
+async def wake_cpu_us(model):
+    """CPU microseconds of a loop's thread for each token, and tokens for each waking, where a callback takes what the engine has
+    and does nothing with it."""
+    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=512)
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+    wakings = 0
+
+    def on_news():
+        nonlocal wakings
+        wakings += 1
+        if any(item[-1] is not None for item in stream.take(0)):
+            ended.set_result(None)
+
+    async with AsyncLLM(model) as llm:
+        async for _ in llm.generate("The old man", params):
+            pass
+        descriptor = os.eventfd(0, os.EFD_NONBLOCK)
+        stream = _core.AnswerStream(llm._core, descriptor, False)
+        prepared, _ = llm._prepare_prompt("The old man", params, "wake")
+        loop.add_reader(descriptor, on_news)
+        began = time.thread_time()
+        stream.submit([prepared])
+        await ended
+        spent = time.thread_time() - began
+        loop.remove_reader(descriptor)
+        del stream
+    os.close(descriptor)
+    return spent / 512 * 1e6, 512 / wakings
+
+
+async def stream_cpu_us(model, streams, kind, interval):
     """CPU microseconds of the loop's thread for each token, and tokens for each output."""
     params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=512, output_kind=kind)
     outputs = 0
@@ -55,7 +89,7 @@ async def stream_cpu_us(model, streams, kind):
         async for _ in llm.generate("The old man", params):
             outputs += 1
 
-    async with AsyncLLM(model) as llm:
+    async with AsyncLLM(model, stream_interval=interval) as llm:
         await read(llm)
         outputs = 0
         began = time.thread_time()
@@ -64,21 +98,34 @@ async def stream_cpu_us(model, streams, kind):
     return spent / (512 * streams) * 1e6, 512 * streams / outputs
 
 
+def measure_streams(options):
+    cases = {"no stream: a loop that is woken for each token": lambda: wake_cpu_us(options.model)}
+    for kind in (RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE):
+        for interval in options.stream_interval:
+            for streams in (1, 16):
+                name = f"stream, {kind.name}, {streams} at once, stream_interval {interval}"
+                cases[name] = lambda s=streams, k=kind, i=interval: stream_cpu_us(options.model, s, k, i)
+    runs = {name: [] for name in cases}
+    for _ in range(options.runs):  # in turn, as machines change
+        for name, case in cases.items():
+            runs[name].append(asyncio.run(case()))
+    for name, results in runs.items():
+        us = [result[0] for result in results]
+        per_output = statistics.median(result[1] for result in results)
+        print(f"{name}: {statistics.median(us):.1f} us of the loop's CPU a token ({min(us):.1f} to {max(us):.1f}), {per_output:.2f} tokens an output")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default="models/sample")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--stream-interval", type=int, nargs="+", default=[1], help="tokens that wake the loop")
     parser.add_argument("--only", choices=("streams", "rates"), help="half of it")
     options = parser.parse_args()
     print(f"load average {os.getloadavg()[0]:.1f}")
-    for kind in (RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE) if options.only != "rates" else ():
-        for streams in (1, 16):
-            runs = [asyncio.run(stream_cpu_us(options.model, streams, kind)) for _ in range(options.runs)]
-            us = statistics.median(run[0] for run in runs)
-            least = min(run[0] for run in runs)
-            per_output = statistics.median(run[1] for run in runs)
-            print(f"stream, {kind.name}, {streams} at once: {us:.1f} us of the loop's CPU a token (least {least:.1f}), {per_output:.2f} tokens an output")
+    if options.only != "rates":
+        measure_streams(options)
     if options.only == "streams":
         return
     pairs = []

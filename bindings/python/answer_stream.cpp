@@ -60,12 +60,12 @@ Prepared Prepare(EngineHandle& engine, const PrepareArguments& arguments) {
 }
 
 AnswerStream::AnswerStream(std::shared_ptr<EngineHandle> engine, int wake_descriptor,
-                           bool only_ends)
+                           bool only_ends, size_t notice_tokens)
     : engine_(std::move(engine)),
       wake_descriptor_(wake_descriptor),
       mailbox_(std::make_shared<DeltaMailbox>(
           DeltaMailbox::kNoLimit, Waker(wake_descriptor),
-          only_ends ? DeltaMailbox::Wake::kEnds : DeltaMailbox::Wake::kDeltas)) {}
+          only_ends ? DeltaMailbox::Wake::kEnds : DeltaMailbox::Wake::kDeltas, notice_tokens)) {}
 
 AnswerStream::~AnswerStream() {
   if (engine_->forked()) return;  // a mutex may be held by a thread that is not there
@@ -118,9 +118,15 @@ std::vector<size_t> AnswerStream::Submit(std::vector<Prepared> prepared) {
 }
 
 std::vector<AnswerStream::Item> AnswerStream::Take(std::chrono::milliseconds longest) {
+  if (wake_descriptor_ >= 0) {
+    // Before the mail is taken: what comes between the two gives notice again.
+    uint64_t notices = 0;
+    [[maybe_unused]] const ssize_t got = read(wake_descriptor_, &notices, sizeof(notices));
+  }
   std::vector<DeltaMailbox::Mail> mail =
       longest.count() > 0 ? mailbox_->Wait(longest) : mailbox_->Take();
   std::vector<Item> items;
+  items.reserve(mail.size());
   std::vector<RequestId> satisfied;
   {
     MutexLock lock(mutex_);

@@ -2,7 +2,8 @@
 // API's readers make of a JSON body (serving/api), so that prompts, fields, limits and messages are
 // the server's.
 //
-// Thread contract: any thread, without the GIL. Take is for one thread at a time.
+// Thread contract: any thread, without the GIL but where it says so. Take is for one thread at a
+// time.
 #pragma once
 
 #include <chrono>
@@ -54,9 +55,12 @@ class AnswerStream {
     bool ends() const { return error.has_value() || !finish_reason.empty(); }
   };
 
-  // wake_descriptor: an eventfd that is written to when there is something to take; -1: none.
+  // wake_descriptor: a non-blocking eventfd that is written to when there is something to take, and
+  // read by Take; -1: none.
   // only_ends: Take need not return for less than the end of a choice.
-  AnswerStream(std::shared_ptr<EngineHandle> engine, int wake_descriptor, bool only_ends);
+  // notice_tokens: for how many tokens of a choice the descriptor is written to (DeltaMailbox).
+  AnswerStream(std::shared_ptr<EngineHandle> engine, int wake_descriptor, bool only_ends,
+               size_t notice_tokens);
   ~AnswerStream();  // abandons what runs
   AnswerStream(const AnswerStream&) = delete;
   AnswerStream& operator=(const AnswerStream&) = delete;
@@ -64,7 +68,8 @@ class AnswerStream {
   // Admits all or none. Returns the number of each request's first choice; the others follow.
   // Throws Error: the queue is full, the engine is closed.
   std::vector<size_t> Submit(std::vector<Prepared> requests);
-  // What has come, merged for each choice, after at most `longest`.
+  // What has come, merged for each choice, after at most `longest`. With zero it does not wait but
+  // for short locks, and may be called with the GIL.
   std::vector<Item> Take(std::chrono::milliseconds longest);
   // Nothing more comes of these choices.
   void Abandon(size_t first_choice, size_t count);

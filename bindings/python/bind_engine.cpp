@@ -79,6 +79,7 @@ nb::object TokenTuples(const std::vector<GeneratedToken>& tokens) {
 }
 
 nb::list TokenIds(const std::vector<GeneratedToken>& tokens) {
+  if (tokens.size() == 1) return Integers({&tokens.front().token, 1});
   std::vector<int32_t> ids;
   ids.reserve(tokens.size());
   for (const GeneratedToken& token : tokens) ids.push_back(token.token);
@@ -137,12 +138,14 @@ nb::list ItemTuples(const std::vector<AnswerStream::Item>& items) {
 }
 
 nb::list Take(AnswerStream& stream, int milliseconds) {
+  // A loop that was woken takes what is there: to hand the GIL over and back would cost as much.
+  if (milliseconds == 0) return ItemTuples(stream.Take(std::chrono::milliseconds(0)));
   std::vector<AnswerStream::Item> items;
   {
     const nb::gil_scoped_release unlocked;
     items = stream.Take(std::chrono::milliseconds(milliseconds));
   }
-  if (milliseconds > 0 && PyErr_CheckSignals() != 0) throw nb::python_error();
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
   return ItemTuples(items);
 }
 
@@ -306,8 +309,8 @@ void BindEngine(nb::module_& module) {
       .def("token_text", &TokenTextOf, "token"_a);
 
   nb::class_<AnswerStream>(module, "AnswerStream")
-      .def(nb::init<std::shared_ptr<EngineHandle>, int, bool>(), "engine"_a, "wake_descriptor"_a,
-           "only_ends"_a)
+      .def(nb::init<std::shared_ptr<EngineHandle>, int, bool, size_t>(), "engine"_a,
+           "wake_descriptor"_a, "only_ends"_a, "notice_tokens"_a = 1)
       .def("submit", &Submit, "prepared"_a)
       .def("take", &Take, "milliseconds"_a)
       .def("abandon", &AnswerStream::Abandon, "first_choice"_a, "count"_a,

@@ -54,19 +54,33 @@ class DeltaMailbox::Sink : public OutputSink {
   const size_t choice_;
 };
 
-DeltaMailbox::DeltaMailbox(size_t max_bytes, std::function<void()> notify, Wake wake)
-    : max_bytes_(max_bytes), wake_(wake), notify_(std::move(notify)) {}
+DeltaMailbox::DeltaMailbox(size_t max_bytes, std::function<void()> notify, Wake wake,
+                           size_t notice_tokens)
+    : max_bytes_(max_bytes),
+      wake_(wake),
+      notice_tokens_(notice_tokens),
+      notify_(std::move(notify)) {}
 
 std::shared_ptr<OutputSink> DeltaMailbox::MakeSink(size_t choice) {
   return std::make_shared<Sink>(shared_from_this(), choice);
 }
 
 void DeltaMailbox::Put(size_t choice, OutputDelta delta, std::optional<Error> error) {
+  const News news = Add(choice, std::move(delta), std::move(error));
+  if (news.wake) changed_.NotifyOne();
+  if (news.notify == nullptr) return;
+  (*news.notify)();
+  notifying_.fetch_sub(1);
+  notifying_.notify_all();
+}
+
+DeltaMailbox::News DeltaMailbox::Add(size_t choice, OutputDelta delta, std::optional<Error> error) {
   const Clock::time_point now = Clock::now();
   MutexLock lock(mutex_);
-  if (!attached_ || overflowed_) return;
-  const bool was_empty = mail_.empty();
+  if (!attached_ || overflowed_) return {};
   const bool has_tokens = !delta.tokens.empty();
+  const bool first_tokens =
+      delta.usage.completion_tokens == static_cast<int64_t>(delta.tokens.size());
   bytes_ += DeltaBytes(delta) + sizeof(now);
   if (bytes_ > max_bytes_) overflowed_ = true;
   const auto [slot, is_new] = slot_of_choice_.try_emplace(choice, mail_.size());
@@ -78,18 +92,23 @@ void DeltaMailbox::Put(size_t choice, OutputDelta delta, std::optional<Error> er
   }
   Mail& mail = mail_[slot->second];
   if (has_tokens) mail.token_times.push_back(now);
-  if (wake_ == Wake::kDeltas || mail.ends()) {
-    awake_ = true;
-    changed_.NotifyOne();
+  News news;
+  if (wake_ == Wake::kDeltas || mail.ends()) news.wake = awake_ = true;
+  const bool due =
+      !has_tokens || first_tokens || mail.ends() || mail.delta.tokens.size() >= notice_tokens_;
+  if (((due && !noticed_) || overflowed_) && notify_) {
+    noticed_ = true;
+    notifying_.fetch_add(1);
+    news.notify = &notify_;
   }
-  if ((was_empty || overflowed_) && notify_) notify_();
+  return news;
 }
 
 std::vector<DeltaMailbox::Mail> DeltaMailbox::TakeLocked() {
   std::vector<Mail> result = std::exchange(mail_, {});
   slot_of_choice_.clear();
   bytes_ = 0;
-  awake_ = false;
+  awake_ = noticed_ = false;
   return result;
 }
 
@@ -113,10 +132,16 @@ bool DeltaMailbox::overflowed() const {
 
 void DeltaMailbox::Detach() {
   std::function<void()> released;  // destroyed outside the lock: it may own much
+  {
+    MutexLock lock(mutex_);
+    attached_ = false;
+    mail_.clear();
+  }
+  for (int running = notifying_.load(); running != 0; running = notifying_.load()) {
+    notifying_.wait(running);
+  }
   MutexLock lock(mutex_);
-  attached_ = false;
   released.swap(notify_);
-  mail_.clear();
 }
 
 }  // namespace moesaic

@@ -145,6 +145,11 @@ class Gathering:
         self.num_cached_tokens = 0
         self._token_text = token_text
         self._delta = params.output_kind is RequestOutputKind.DELTA
+        # Most steps of most streams bring a text and its token and no more: kept as it came while `outputs` is empty,
+        # it becomes an output without one that is made to be added to.
+        self._plain = self._delta and choices == 1 and params.logprobs is None and params.detokenize
+        self._only: tuple[str, list[int]] | None = None
+        self._empty = True
 
     def _new_output(self, index: int) -> CompletionOutput:
         output = CompletionOutput(index)
@@ -160,6 +165,12 @@ class Gathering:
     def add(self, index: int, item: tuple[Any, ...]) -> None:
         """What the core's AnswerStream.take has told of a choice."""
         _, text, token_ids, logprobs, prompt_logprobs, events, end = item
+        if self._plain:
+            if self._empty and end is None and events is None and prompt_logprobs is None:
+                self._empty = False
+                self._only = (text, token_ids)
+                return
+            self._add_only()
         output = self.outputs[index]
         output.token_ids += token_ids
         if events is not None:
@@ -174,6 +185,19 @@ class Gathering:
             self.prompt_logprobs = [None, *map(self._logprobs_of, prompt_logprobs)]
         if end is not None:
             self._end(output, end)
+
+    def _add_only(self) -> None:
+        self._empty = False
+        if self._only is not None:
+            self.outputs[0].text, self.outputs[0].token_ids = self._only
+            self._only = None
+
+    def abort(self) -> None:
+        """Nothing more is added: answers that have not ended have ended so."""
+        self._add_only()
+        for output in self.outputs:
+            output.finish_reason = output.finish_reason or "abort"
+        self.running = 0
 
     def _end(self, output: CompletionOutput, end: tuple[Any, ...]) -> None:
         finish_reason, stop_text, cached_tokens, output._trace, output._routed, error = end
@@ -217,8 +241,21 @@ class Gathering:
 
     def output(self) -> RequestOutput:
         """As the request wants it told: all so far, or what is new since the last call."""
+        if self._only is not None:
+            (text, token_ids), self._only = self._only, None
+            self._empty = True
+            return RequestOutput(
+                self.request_id,
+                self.prompt,
+                self.prompt_token_ids,
+                [CompletionOutput(0, text, token_ids)],
+                self.running == 0,
+                self.prompt_logprobs,
+                self.num_cached_tokens,
+            )
         outputs = self.outputs
         if self._delta:
+            self._empty = True
             self.outputs = [self._new_output(output.index) for output in outputs]
             if len(outputs) > 1:
                 outputs = [output for output in outputs if output.token_ids or output.text or output.finished()] or outputs

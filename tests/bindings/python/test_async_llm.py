@@ -1,6 +1,7 @@
 """moesaic.AsyncLLM on the sample model: streams, cancelling, slow readers, consumers that fail, closing."""
 
 import asyncio
+import contextvars
 import gc
 import tempfile
 import unittest
@@ -160,6 +161,67 @@ class AsyncTest(unittest.TestCase):
             self.assertEqual(
                 "".join(output.outputs[0].text for output in slow), "".join(output.outputs[0].text for output in fast)
             )
+
+        self.run_async(work())
+
+    def test_an_interval_makes_larger_outputs(self):
+        params = SamplingParams(temperature=0, max_tokens=42, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
+
+        async def work(directory):
+            async with AsyncLLM(with_long_context(directory), stream_interval=10) as llm:
+                outputs = await collect(llm.generate("The old man", params))
+            lengths = [len(output.outputs[0].token_ids) for output in outputs]
+            self.assertEqual(sum(lengths), 42)
+            self.assertLessEqual(len(lengths), 6)  # its first token, four times ten or more, the rest
+            every = await collect(self.llm.generate("The old man", params))
+            for part in "token_ids", "text":
+                joined = [[one for output in some for one in getattr(output.outputs[0], part)] for some in (outputs, every)]
+                self.assertEqual(*joined)
+
+        with tempfile.TemporaryDirectory() as directory:
+            self.run_async(work(directory))
+        with self.assertRaisesRegex(moesaic.InvalidArgumentError, "stream_interval"):
+            AsyncLLM("models/sample", stream_interval=0)
+
+    def test_news_reach_tasks_that_others_cancel_and_end(self):
+        async def work():
+            done = []
+
+            async def read(number, others):
+                async for output in self.llm.generate("The old man", ENDLESS, f"of {number}"):
+                    if len(output.outputs[0].token_ids) > 5 and others:
+                        others[0].cancel("by a neighbour")  # woken in the same round, perhaps
+                        await self.llm.abort("of 2")
+                        break
+                done.append((number, output.outputs[0].finish_reason))
+
+            cancelled = asyncio.create_task(read(1, []))
+            aborted = asyncio.create_task(read(2, []))
+            while self.llm.stats()["running"] < 2:
+                await asyncio.sleep(0.01)
+            first = asyncio.create_task(read(0, [cancelled]))
+            await asyncio.gather(first, aborted)
+            with self.assertRaisesRegex(asyncio.CancelledError, "by a neighbour"):
+                await cancelled
+            self.assertEqual(sorted(done), [(0, None), (2, "abort")])
+            await self.wait_until_idle()
+
+        self.run_async(work())
+
+    def test_a_task_keeps_its_context_and_its_timeout(self):
+        variable = contextvars.ContextVar("variable", default=None)
+
+        async def read(value):
+            variable.set(value)
+            async for _ in self.llm.generate("The old man", GREEDY):
+                self.assertEqual(variable.get(), value)
+                self.assertIsNotNone(asyncio.current_task())
+
+        async def work():
+            await asyncio.gather(*(read(value) for value in range(4)))
+            with self.assertRaises(asyncio.TimeoutError):
+                await asyncio.wait_for(collect(self.llm.generate("The old man", ENDLESS)), 0.05)
+            await self.wait_until_idle()
 
         self.run_async(work())
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <future>
 #include <thread>
 
 namespace moesaic {
@@ -147,6 +148,58 @@ TEST_F(DeltaMailboxTest, DetachReleasesTheNotice) {
   sink->OnDelta(Delta("a"));
   EXPECT_EQ(notices_, 0);
   EXPECT_TRUE(mailbox->Take().empty());
+}
+
+TEST_F(DeltaMailboxTest, NotifiesOutsideItsMutex) {
+  std::shared_ptr<DeltaMailbox> mailbox;
+  size_t taken = 0;  // by who is woken: a mutex that is held would never be released
+  mailbox = std::make_shared<DeltaMailbox>(1000, [&] { taken += mailbox->Take().size(); });
+  mailbox->MakeSink(0)->OnDelta(Delta("a"));
+  EXPECT_EQ(taken, 1u);
+}
+
+TEST_F(DeltaMailboxTest, DetachWaitsForANoticeThatRuns) {
+  std::promise<void> begun;
+  std::promise<void> may_end;
+  std::atomic<bool> ended{false};
+  auto mailbox = std::make_shared<DeltaMailbox>(1000, [&] {
+    begun.set_value();
+    may_end.get_future().wait();
+    ended = true;
+  });
+  std::thread engine([sink = mailbox->MakeSink(0)] { sink->OnDelta(Delta("a")); });
+  begun.get_future().wait();
+  std::thread reader([&] {
+    mailbox->Detach();
+    EXPECT_TRUE(ended);
+  });
+  may_end.set_value();
+  reader.join();
+  engine.join();
+}
+
+TEST_F(DeltaMailboxTest, NotifiesForSoManyTokens) {
+  auto mailbox = std::make_shared<DeltaMailbox>(
+      DeltaMailbox::kNoLimit, [this] { ++notices_; }, DeltaMailbox::Wake::kDeltas, 3);
+  const auto sink = mailbox->MakeSink(0);
+  OutputDelta delta = Delta("a");
+  const auto say = [&] {
+    ++delta.usage.completion_tokens;
+    sink->OnDelta(delta);
+    return notices_.load();
+  };
+  EXPECT_EQ(say(), 1);  // the first one
+  EXPECT_EQ(mailbox->Take().size(), 1u);
+  EXPECT_EQ(say(), 1);
+  EXPECT_EQ(say(), 1);
+  EXPECT_EQ(say(), 2);
+  EXPECT_EQ(say(), 2);  // once until it is taken
+  const auto mail = mailbox->Take();
+  ASSERT_EQ(mail.size(), 1u);
+  EXPECT_EQ(mail[0].delta.tokens.size(), 4u);
+  EXPECT_EQ(say(), 2);
+  delta.finish = FinishReason::kStop;
+  EXPECT_EQ(say(), 3);  // the end
 }
 
 TEST_F(DeltaMailboxTest, NothingIsLostBetweenThreads) {
