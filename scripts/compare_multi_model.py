@@ -128,7 +128,7 @@ def play(server_of, requests, flags):
 
     for due, model, prompt in requests:
         time.sleep(max(0, begin + due - time.monotonic()))
-        threads.append(threading.Thread(target=ask, args=(due, model, prompt)))
+        threads.append(threading.Thread(target=ask, args=(due, model, prompt), daemon=True))
         threads[-1].start()
     for thread in threads:
         thread.join()
