@@ -11,7 +11,7 @@ models at random: with `even` load to all alike, with `uneven` --share of them t
 same times, in turn, --rounds times; the first --warm-up seconds of each are not counted. A request's latency is from when it was due to its last
 token. Prints a Markdown table, and JSON with --json. Disk under --work: 0.6 GB for gpt-oss's shape, 1.3 GB for each other one.
 
-The server that loads and unloads has its models on demand, and each keeps nearly all its experts (or what the memory holds of them).
+The server that loads and unloads has its models on demand, and each keeps all its experts (or what the memory holds of them).
 
 --simulate has `moesaic simulate` answer the same requests besides, and prints its latencies over the measured ones: it measures first what a layer
 and an expert take on this machine, how fast experts are read and how long a model takes to load, a model of each shape at a time, and gives the
@@ -43,7 +43,6 @@ TRACES = ["gpt_oss_20b/mmlu_test", "deepseek_v2_lite_esft/intent", "deepseek_v2_
 POOL, EACH, SWAP = "one pool", "a server each", "load and unload"
 SIMULATED = {POOL: "pool", EACH: "split", SWAP: "swap"}
 OTHER_BYTES = 220 << 20  # that a model takes beside experts: process, keys and values, workspace, staging
-MOST_SHARE = 94  # per cent of its experts that a model can have at the start: the plan takes its predictor's memory from them
 PROCESS_BYTES = 96 << 20  # of a server without a model (kProcessBytes)
 
 
@@ -85,7 +84,7 @@ class Server(ExperimentServer):
         if whole:
             for entry, model in zip(entries, models):
                 entry["load"] = "demand"
-                entry["min-experts"] = f"{min(MOST_SHARE, 100 * (memory_bytes * 7 // 8 - OTHER_BYTES) // model.expert_bytes)}%"
+                entry["min-experts"] = f"{min(100, 100 * (memory_bytes * 7 // 8 - OTHER_BYTES) // model.expert_bytes)}%"
         self.file = tempfile.NamedTemporaryFile("w", suffix=".yaml")
         self.file.write(json.dumps({"models": entries}))  # JSON is YAML
         self.file.flush()
