@@ -281,12 +281,15 @@ def run(kind, models, memory_bytes, requests, flags):
     def total(name, label=""):
         return sum(series_total(of_server, name, label) for of_server in metrics)
 
+    def read_bytes(of_servers):  # by steps, and by loading models
+        return sum(series_total(of_server, f"moe_expert_{what}_bytes_total") for of_server in of_servers for what in ("read", "preload"))
+
     if kind == SWAP:  # as they were loaded
         slots = of_models(models, servers, metrics, "moe_expert_slots")
         memory = memory_of(json.loads(servers[0].call("GET", "/v1/models"))["data"])
     uses = total("moe_expert_requests_total")
     result.update(kind=kind, memory_bytes=for_models, resident_bytes=sum(server.resident_bytes() for server in servers), slots=slots, memory=memory,
-                  read_bytes=total("moe_expert_read_bytes_total"), blocked_s=total("moe_expert_blocked_seconds_total"),
+                  read_bytes=read_bytes(metrics) - read_bytes(first), blocked_s=total("moe_expert_blocked_seconds_total"),
                   steps=total("moe_steps_total"), hit_rate=total("moe_expert_requests_total", '"hit"') / max(1, uses),
                   moved_bytes=sum(value for of_server in metrics for series, value in of_server.items()
                                   if "expert_memory_moved" in series and 'direction="given"' in series),

@@ -19,6 +19,8 @@ EngineMetrics::FetchMetrics EngineMetrics::FetchMetricsOf(MetricsRegistry& r, co
 
 EngineMetrics::EngineMetrics(MetricsRegistry& r, bool with_devices)
     : registry_(r),
+      preloaded_(r.GetCounter("moe_expert_preload_bytes_total",
+                              "Expert bytes read before the first request, to fill the cache")),
       given_way_(
           r.GetCounter("moe_batch_steps_given_way_total",
                        "Steps of batches that ended at a layer's border for other requests")),
@@ -93,7 +95,7 @@ EngineMetrics::EngineMetrics(MetricsRegistry& r, bool with_devices)
       [](Stats s) { return static_cast<double>(s.experts.failed_reads); });
   add("moe_experts_given_up_total", "Experts that could not be read or copied, retries included",
       {}, [](Stats s) { return static_cast<double>(s.experts.given_up); });
-  add("moe_expert_read_bytes_total", "Expert bytes read from the slow tier",
+  add("moe_expert_read_bytes_total", "Expert bytes read from the slow tier, preloading left out",
       {{"from", with_devices ? "host" : "disk"}, {"to", with_devices ? "device" : "host"}},
       [](Stats s) { return static_cast<double>(s.experts.bytes_read); });
   add("moe_expert_prefetches_total", "Reads of experts that were started ahead of their layer", {},

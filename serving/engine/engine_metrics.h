@@ -37,6 +37,8 @@ class EngineMetrics {
   EngineMetrics(MetricsRegistry& registry, bool with_devices);
 
   void AddStep(const StepStats& stats);
+  // Read before the first request; it is in no step.
+  void AddPreload(uint64_t bytes) { preloaded_.Add(static_cast<double>(bytes)); }
   // Of several engines' turns: what this one's cost it, and how long they were so far in all.
   void AddTurn(int64_t waited_ns, int64_t used_ns);
   // A step of a batch ended before its time, for others.
@@ -108,6 +110,7 @@ class EngineMetrics {
   std::vector<StepCounter> of_steps_;
   std::vector<Counter*> foreseen_;      // by distance - 1: experts used that were
   std::vector<Counter*> not_foreseen_;  // and were not among the most probable
+  Counter& preloaded_;
   Counter& given_way_;
   FollowingCounter preemptions_;
   FollowingCounter from_pool_;
