@@ -48,10 +48,6 @@ EngineMetrics::EngineMetrics(MetricsRegistry& r, bool with_devices)
           r.GetCounter("moe_module_batch_pauses_total",
                        "Times that a module batch of lines waited for other requests, between two "
                        "blocks of a layer; it goes on behind them")),
-      module_batch_given_way_(r.GetCounter(
-          "moe_module_batch_given_way_total",
-          "Blocks of a layer of a module batch of lines that ended before they had all "
-          "experts, because other requests had come, and were run again")),
       module_batch_tokens_(r.GetGauge("moe_module_batch_tokens",
                                       "Tokens of the module batch of lines that runs now")),
       module_batch_progress_(

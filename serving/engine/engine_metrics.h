@@ -60,8 +60,6 @@ class EngineMetrics {
   void SetModuleBatchSizes(int64_t tokens, int64_t lines, double predicted_tokens_per_s);
   void AddModuleBatch() { module_batches_.Add(); }
   void AddModuleBatchPause() { module_batch_pauses_.Add(); }
-  // A block of it ended before its time, for others.
-  void AddModuleBatchGivenWay() { module_batch_given_way_.Add(); }
   void SetDevices(std::span<const DeviceStatus> devices);
   void SetLinks(std::span<const ReaderLink> links);
 
@@ -124,7 +122,6 @@ class EngineMetrics {
   Gauge& piece_progress_;
   Counter& module_batches_;
   Counter& module_batch_pauses_;
-  Counter& module_batch_given_way_;
   Gauge& module_batch_tokens_;
   Gauge& module_batch_progress_;
   Gauge& module_batch_rows_;

@@ -223,9 +223,7 @@ bool LatencyStep::RunsAsModuleBatch(int64_t tokens) const {
   return module_batch_plan_.Worth(tokens, changing_slots());
 }
 
-StepStats LatencyStep::RunBlock(LayerPass& pass, const std::function<bool()>* gives_way) {
-  return Ran(pass.RunBlock(gives_way));
-}
+StepStats LatencyStep::RunBlock(LayerPass& pass) { return Ran(pass.RunBlock()); }
 
 StepStats LatencyStep::Ran(StepStats stats) {
   if (pool_ != nullptr) pool_->Watch();

@@ -52,7 +52,7 @@ class LatencyStep final : public EngineStep {
   bool RunsByLayers(int64_t tokens) const override;
   LayerPass* module_batches() override { return module_batches_.get(); }
   bool RunsAsModuleBatch(int64_t tokens) const override;
-  StepStats RunBlock(LayerPass& pass, const std::function<bool()>* gives_way) override;
+  StepStats RunBlock(LayerPass& pass) override;
   AfterFailure Failed(const Error& error) override;
   std::string WhyUnreadable() const override { return reads_.WhyNotReady(); }
   void TryReading() override;
