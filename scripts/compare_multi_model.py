@@ -7,7 +7,7 @@ whole models.
 The models are generated ones (`--load-format dummy`) of the shape of recorded traces, with their routing (`--route-from`): gpt-oss-20b and
 DeepSeek-V2-Lite on three kinds of text, the fifth to the eighth again, beginning with another text. Experts are stores on disk that are read past the page cache (O_DIRECT), and each process gets its memory
 by --memory, so that nothing of them is in memory beyond that. Requests come at the times of the arrival trace, stretched to --rate, and go to
-models at random: with `even` load to all alike, with `uneven` --share of them to the first. All kinds of server get the same requests at the
+models at random: with `even` load to all alike, with `uneven` --share of them to one (--busy). All kinds of server get the same requests at the
 same times, in turn, --rounds times; the first --warm-up seconds of each are not counted. A request's latency is from when it was due to its last
 token. Prints a Markdown table, and JSON with --json. Disk under --work: 0.6 GB for gpt-oss's shape, 1.3 GB for each other one.
 
@@ -106,7 +106,7 @@ def arrivals(flags, models):
     stretch = seconds / (times[-1] - times[0])
     choice = random.Random(flags.seed)
     rest = [(1 - flags.share) / (len(models) - 1)] * (len(models) - 1)
-    weights = [1] * len(models) if flags.load == "even" else [flags.share, *rest]
+    weights = [1] * len(models) if flags.load == "even" else [*rest[:flags.busy], flags.share, *rest[flags.busy:]]
     return [((at - times[0]) * stretch, choice.choices(models, weights)[0],
              [choice.randrange(4096) for _ in range(flags.prompt)]) for at in times]
 
@@ -306,7 +306,8 @@ def main():
     parser.add_argument("--arrivals", required=True, help="CSV with a column TIMESTAMP")
     parser.add_argument("--models", type=int, default=2, choices=range(2, 9))
     parser.add_argument("--load", choices=["even", "uneven"], default="uneven")
-    parser.add_argument("--share", type=float, default=0.9, help="of the requests, that of the first model")
+    parser.add_argument("--share", type=float, default=0.9, help="of the requests, that of the busy model")
+    parser.add_argument("--busy", type=int, default=0, help="its number; model 0 is the smallest")
     parser.add_argument("--memory", type=float, default=0.5, help="share of all experts that all memory holds, about")
     parser.add_argument("--rate", type=float, default=1.0, help="requests a second")
     parser.add_argument("--seconds", type=float, default=60)
