@@ -164,7 +164,6 @@ class Side:
         kept = beside_rate / (rate * idle) if rate * idle > 0 else float("nan")
         print(f"the batch alone {rate:.0f} tokens/s, beside requests {beside_rate:.0f}; idle share {idle:.2f}: "
               f"{kept:.2f} of rate x idle share; {metrics.get('moe_batch_steps_given_way_total', 0):.0f} steps gave way, "
-              f"{metrics.get('moe_module_batch_given_way_total', 0):.0f} blocks of module batches did; "
               f"module batches waited {metrics.get('moe_module_batch_pauses_total', 0):.0f} times; {metrics['moe_preemptions_total']:.0f} preemptions")
         return [*rows["beside a batch"], rate, beside_rate, kept]
 

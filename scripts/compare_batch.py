@@ -25,6 +25,8 @@ import sys
 import tempfile
 import time
 
+from experiment_server import ENDS_WITH_US
+
 CGROUP = pathlib.Path("/sys/fs/cgroup/memory/moesaic-compare")
 PORT = 18080
 
@@ -86,7 +88,7 @@ def ask(number, prompt, output):
 
 def run_llama(arguments, prompts):
     context = max(len(prompt) for prompt in prompts) + arguments.output + 8
-    command = [arguments.llama_server, "-m", arguments.gguf, "-c", str(arguments.parallel * context), "-np",
+    command = [*ENDS_WITH_US, arguments.llama_server, "-m", arguments.gguf, "-c", str(arguments.parallel * context), "-np",
                str(arguments.parallel), "-t", str(arguments.threads), "-b", "2048", "-ub", "512", "--port", str(PORT),
                "--no-warmup"]
     begin = time.monotonic()

@@ -7,11 +7,11 @@ whole models.
 The models are generated ones (`--load-format dummy`) of the shape of recorded traces, with their routing (`--route-from`): gpt-oss-20b and
 DeepSeek-V2-Lite on three kinds of text, the fifth to the eighth again, beginning with another text. Experts are stores on disk that are read past the page cache (O_DIRECT), and each process gets its memory
 by --memory, so that nothing of them is in memory beyond that. Requests come at the times of the arrival trace, stretched to --rate, and go to
-models at random: with `even` load to all alike, with `uneven` --share of them to the first. All kinds of server get the same requests at the
+models at random: with `even` load to all alike, with `uneven` --share of them to one (--busy). All kinds of server get the same requests at the
 same times, in turn, --rounds times; the first --warm-up seconds of each are not counted. A request's latency is from when it was due to its last
 token. Prints a Markdown table, and JSON with --json. Disk under --work: 0.6 GB for gpt-oss's shape, 1.3 GB for each other one.
 
-The server that loads and unloads has its models on demand, and each keeps nearly all its experts (or what the memory holds of them).
+The server that loads and unloads has its models on demand, and each keeps all its experts (or what the memory holds of them).
 
 --simulate has `moesaic simulate` answer the same requests besides, and prints its latencies over the measured ones: it measures first what a layer
 and an expert take on this machine, how fast experts are read and how long a model takes to load, a model of each shape at a time, and gives the
@@ -43,7 +43,6 @@ TRACES = ["gpt_oss_20b/mmlu_test", "deepseek_v2_lite_esft/intent", "deepseek_v2_
 POOL, EACH, SWAP = "one pool", "a server each", "load and unload"
 SIMULATED = {POOL: "pool", EACH: "split", SWAP: "swap"}
 OTHER_BYTES = 220 << 20  # that a model takes beside experts: process, keys and values, workspace, staging
-MOST_SHARE = 94  # per cent of its experts that a model can have at the start: the plan takes its predictor's memory from them
 PROCESS_BYTES = 96 << 20  # of a server without a model (kProcessBytes)
 
 
@@ -85,7 +84,7 @@ class Server(ExperimentServer):
         if whole:
             for entry, model in zip(entries, models):
                 entry["load"] = "demand"
-                entry["min-experts"] = f"{min(MOST_SHARE, 100 * (memory_bytes * 7 // 8 - OTHER_BYTES) // model.expert_bytes)}%"
+                entry["min-experts"] = f"{min(100, 100 * (memory_bytes * 7 // 8 - OTHER_BYTES) // model.expert_bytes)}%"
         self.file = tempfile.NamedTemporaryFile("w", suffix=".yaml")
         self.file.write(json.dumps({"models": entries}))  # JSON is YAML
         self.file.flush()
@@ -107,7 +106,7 @@ def arrivals(flags, models):
     stretch = seconds / (times[-1] - times[0])
     choice = random.Random(flags.seed)
     rest = [(1 - flags.share) / (len(models) - 1)] * (len(models) - 1)
-    weights = [1] * len(models) if flags.load == "even" else [flags.share, *rest]
+    weights = [1] * len(models) if flags.load == "even" else [*rest[:flags.busy], flags.share, *rest[flags.busy:]]
     return [((at - times[0]) * stretch, choice.choices(models, weights)[0],
              [choice.randrange(4096) for _ in range(flags.prompt)]) for at in times]
 
@@ -128,7 +127,7 @@ def play(server_of, requests, flags):
 
     for due, model, prompt in requests:
         time.sleep(max(0, begin + due - time.monotonic()))
-        threads.append(threading.Thread(target=ask, args=(due, model, prompt)))
+        threads.append(threading.Thread(target=ask, args=(due, model, prompt), daemon=True))
         threads[-1].start()
     for thread in threads:
         thread.join()
@@ -282,12 +281,15 @@ def run(kind, models, memory_bytes, requests, flags):
     def total(name, label=""):
         return sum(series_total(of_server, name, label) for of_server in metrics)
 
+    def read_bytes(of_servers):  # by steps, and by loading models
+        return sum(series_total(of_server, f"moe_expert_{what}_bytes_total") for of_server in of_servers for what in ("read", "preload"))
+
     if kind == SWAP:  # as they were loaded
         slots = of_models(models, servers, metrics, "moe_expert_slots")
         memory = memory_of(json.loads(servers[0].call("GET", "/v1/models"))["data"])
     uses = total("moe_expert_requests_total")
     result.update(kind=kind, memory_bytes=for_models, resident_bytes=sum(server.resident_bytes() for server in servers), slots=slots, memory=memory,
-                  read_bytes=total("moe_expert_read_bytes_total"), blocked_s=total("moe_expert_blocked_seconds_total"),
+                  read_bytes=read_bytes(metrics) - read_bytes(first), blocked_s=total("moe_expert_blocked_seconds_total"),
                   steps=total("moe_steps_total"), hit_rate=total("moe_expert_requests_total", '"hit"') / max(1, uses),
                   moved_bytes=sum(value for of_server in metrics for series, value in of_server.items()
                                   if "expert_memory_moved" in series and 'direction="given"' in series),
@@ -304,7 +306,8 @@ def main():
     parser.add_argument("--arrivals", required=True, help="CSV with a column TIMESTAMP")
     parser.add_argument("--models", type=int, default=2, choices=range(2, 9))
     parser.add_argument("--load", choices=["even", "uneven"], default="uneven")
-    parser.add_argument("--share", type=float, default=0.9, help="of the requests, that of the first model")
+    parser.add_argument("--share", type=float, default=0.9, help="of the requests, that of the busy model")
+    parser.add_argument("--busy", type=int, default=0, help="its number; model 0 is the smallest")
     parser.add_argument("--memory", type=float, default=0.5, help="share of all experts that all memory holds, about")
     parser.add_argument("--rate", type=float, default=1.0, help="requests a second")
     parser.add_argument("--seconds", type=float, default=60)

@@ -12,10 +12,10 @@ import json
 import os
 import pathlib
 import re
-import signal
 import subprocess
 import time
-import urllib.request
+
+from experiment_server import ExperimentServer
 
 NUMBERS = [0, 1, 2]
 
@@ -26,45 +26,18 @@ def perplexity(arguments, n):
     return json.loads(out)
 
 
-class Server:
-    def __init__(self, arguments, *settings):
-        self.process = subprocess.Popen([arguments.binary, "serve", arguments.model, "--port", "0", *settings],
-                                        stderr=subprocess.PIPE, text=True)
-        port = None
-        for line in self.process.stderr:
-            port = port or (found := re.search(r"listens on http://[^:]+:(\d+)", line)) and found[1]
-            if "serving " in line:
-                break
-        self.url = f"http://127.0.0.1:{port}"
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait()
-
-    def complete(self, prompt, tokens):
-        """The greedy continuation."""
-        body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
-                "skip_special_tokens": False}
-        request = urllib.request.Request(self.url + "/v1/completions", json.dumps(body).encode(),
-                                         {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request) as answer:
-            return json.loads(answer.read())["choices"][0]
-
-
 def agreement(arguments, prompts, n):
     """Tokens until the first that differs from the reference's text, and continuations that never differ."""
     same, tokens, whole = 0, 0, 0
-    with Server(arguments, "--dtype", "float32", "--defer-experts", str(n)) as server:
-        for prompt in prompts:
-            choice = server.complete(prompt["prompt_ids"], len(prompt["greedy_ids"]))
-            got, want = choice["text"], prompt["greedy_text"]
-            share = len(os.path.commonprefix([got, want])) / max(1, len(want))
-            same += share * len(prompt["greedy_ids"])
-            tokens += len(prompt["greedy_ids"])
-            whole += got == want
+    server = ExperimentServer(arguments.binary, arguments.model, "--dtype", "float32", "--defer-experts", str(n))
+    for prompt in prompts:
+        answer = server.complete(prompt["prompt_ids"], max_tokens=len(prompt["greedy_ids"]), skip_special_tokens=False)
+        got, want = json.loads(answer.read())["choices"][0]["text"], prompt["greedy_text"]
+        share = len(os.path.commonprefix([got, want])) / max(1, len(want))
+        same += share * len(prompt["greedy_ids"])
+        tokens += len(prompt["greedy_ids"])
+        whole += got == want
+    server.stop()
     return same / tokens, whole
 
 

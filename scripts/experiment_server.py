@@ -1,4 +1,4 @@
-"""A `moesaic serve` of an experiment, and calls of its API. Ends the experiment when either fails."""
+"""A `moesaic serve` of an experiment, and calls of its API. Ends the experiment when either fails; however the experiment ends, its servers end, too."""
 
 import http.client
 import json
@@ -7,9 +7,13 @@ import subprocess
 import threading
 
 
+# In front of a command: the kernel ends it when the thread that started it is gone, so begin it in the main one. Of util-linux.
+ENDS_WITH_US = ("setpriv", "--pdeathsig", "TERM")
+
+
 class ExperimentServer:
     def __init__(self, binary, model, *arguments):
-        self.process = subprocess.Popen([binary, "serve", "--port", "0", str(model), *arguments],
+        self.process = subprocess.Popen([*ENDS_WITH_US, binary, "serve", "--port", "0", str(model), *arguments],
                                         stderr=subprocess.PIPE, text=True)
         self.log = ""
         self.port = int(re.search(r"listens on http://[^:]+:(\d+)", self.wait_for("listens on"))[1])

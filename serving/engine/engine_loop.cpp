@@ -20,9 +20,6 @@ namespace {
 // Of the log's lines on prompts that run layer after layer.
 constexpr std::chrono::seconds kPieceLogInterval{10};
 
-// A block of a module batch gives way so often in a row at most.
-constexpr int kMostGivenWay = 3;
-
 // What waits to be written when the engine ends has so long.
 constexpr std::chrono::seconds kStoreAtEnd{10};
 
@@ -485,9 +482,7 @@ void EngineLoop::RunPiece(EngineStep& step) {
 }
 
 // A block of it, or a part of its head when all have run: between two of them others come first,
-// and it loses nothing. Where others come while a block still lacks experts, it ends there and is
-// run again; not for ever, where they come all the time. In a turn of the background's. Throws
-// nothing, likewise.
+// and it loses nothing. In a turn of the background's. Throws nothing, likewise.
 void EngineLoop::RunModuleBatch(EngineStep& step) {
   if (parts_.turn) PublishStatus();  // it may have to wait for long
   InTurn(true, [&] {
@@ -497,15 +492,8 @@ void EngineLoop::RunModuleBatch(EngineStep& step) {
       if (pass.done()) {
         DeliverModuleBatch(step);
       } else {
-        const bool may_end = scheduler_->may_give_way() && module_batch_gave_way_ < kMostGivenWay;
-        RunBlock(step, pass, module_batch_, scheduler_->module_batch(),
-                 may_end ? &others_come_ : nullptr);
-        module_batch_gave_way_ = 0;
+        RunBlock(step, pass, module_batch_, scheduler_->module_batch());
       }
-    } catch (const LayerGaveWay&) {
-      ++module_batch_gave_way_;
-      AddStats(step.Unfinished(), scheduler_->module_batch());
-      if (parts_.metrics) parts_.metrics->AddModuleBatchGivenWay();
     } catch (const Error& error) {
       slices_.assign(scheduler_->module_batch().begin(), scheduler_->module_batch().end());
       scheduler_->AbandonModuleBatch();
@@ -522,9 +510,8 @@ void EngineLoop::PauseModuleBatch(EngineStep& step) {
 }
 
 void EngineLoop::RunBlock(EngineStep& step, LayerPass& pass, const LayerRun& run,
-                          std::span<const ScheduledSlice> there,
-                          const std::function<bool()>* gives_way) {
-  AddStats(step.RunBlock(pass, gives_way), there);
+                          std::span<const ScheduledSlice> there) {
+  AddStats(step.RunBlock(pass), there);
   const int64_t layer = pass.ended_layer();
   if (layer >= 0 && parts_.config.is_sparse(layer)) {
     parts_.use->RoutedBeside(run.beside, layer, pass.experts(), pass.weights());

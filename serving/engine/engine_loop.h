@@ -187,8 +187,7 @@ class EngineLoop : public Engine, public ResizableKv {
   std::optional<StepSampler> sampler_;
   std::vector<ScheduledSlice> slices_;  // of the running step
   StepRows rows_;
-  const std::function<bool()> others_come_ = [this] { return OthersCome(); };
-  GiveWay give_way_{others_come_};
+  GiveWay give_way_{[this] { return OthersCome(); }};
   std::chrono::steady_clock::duration step_time_{};  // of the last one
   // What runs layer after layer: a piece, or a module batch.
   struct LayerRun {
@@ -207,8 +206,7 @@ class EngineLoop : public Engine, public ResizableKv {
   void Begin(LayerRun& run, LayerPass& pass, std::span<const ScheduledSlice> planned);
   void LookAfter(LayerRun& run, LayerPass* pass, std::span<const ScheduledSlice> there);
   void RunBlock(EngineStep& step, LayerPass& pass, const LayerRun& run,
-                std::span<const ScheduledSlice> there,
-                const std::function<bool()>* gives_way = nullptr);
+                std::span<const ScheduledSlice> there);
   void ListLastRows(LayerRun& run, size_t count);
 
   LayerRun piece_{.beside = ExpertUse::Beside::kPiece};
@@ -216,7 +214,6 @@ class EngineLoop : public Engine, public ResizableKv {
   std::chrono::steady_clock::time_point piece_logged_;
   LayerRun module_batch_{.beside = ExpertUse::Beside::kModuleBatch};
   bool module_batch_paused_ = false;
-  int module_batch_gave_way_ = 0;  // its next block, in a row
   std::vector<int32_t> last_rows_;
 
   // Of keys and values whose number changes: as it was looked at and is to be.

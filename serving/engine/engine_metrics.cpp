@@ -19,6 +19,8 @@ EngineMetrics::FetchMetrics EngineMetrics::FetchMetricsOf(MetricsRegistry& r, co
 
 EngineMetrics::EngineMetrics(MetricsRegistry& r, bool with_devices)
     : registry_(r),
+      preloaded_(r.GetCounter("moe_expert_preload_bytes_total",
+                              "Expert bytes read before the first request, to fill the cache")),
       given_way_(
           r.GetCounter("moe_batch_steps_given_way_total",
                        "Steps of batches that ended at a layer's border for other requests")),
@@ -46,10 +48,6 @@ EngineMetrics::EngineMetrics(MetricsRegistry& r, bool with_devices)
           r.GetCounter("moe_module_batch_pauses_total",
                        "Times that a module batch of lines waited for other requests, between two "
                        "blocks of a layer; it goes on behind them")),
-      module_batch_given_way_(r.GetCounter(
-          "moe_module_batch_given_way_total",
-          "Blocks of a layer of a module batch of lines that ended before they had all "
-          "experts, because other requests had come, and were run again")),
       module_batch_tokens_(r.GetGauge("moe_module_batch_tokens",
                                       "Tokens of the module batch of lines that runs now")),
       module_batch_progress_(
@@ -93,7 +91,7 @@ EngineMetrics::EngineMetrics(MetricsRegistry& r, bool with_devices)
       [](Stats s) { return static_cast<double>(s.experts.failed_reads); });
   add("moe_experts_given_up_total", "Experts that could not be read or copied, retries included",
       {}, [](Stats s) { return static_cast<double>(s.experts.given_up); });
-  add("moe_expert_read_bytes_total", "Expert bytes read from the slow tier",
+  add("moe_expert_read_bytes_total", "Expert bytes read from the slow tier, preloading left out",
       {{"from", with_devices ? "host" : "disk"}, {"to", with_devices ? "device" : "host"}},
       [](Stats s) { return static_cast<double>(s.experts.bytes_read); });
   add("moe_expert_prefetches_total", "Reads of experts that were started ahead of their layer", {},

@@ -37,6 +37,8 @@ class EngineMetrics {
   EngineMetrics(MetricsRegistry& registry, bool with_devices);
 
   void AddStep(const StepStats& stats);
+  // Read before the first request; it is in no step.
+  void AddPreload(uint64_t bytes) { preloaded_.Add(static_cast<double>(bytes)); }
   // Of several engines' turns: what this one's cost it, and how long they were so far in all.
   void AddTurn(int64_t waited_ns, int64_t used_ns);
   // A step of a batch ended before its time, for others.
@@ -58,8 +60,6 @@ class EngineMetrics {
   void SetModuleBatchSizes(int64_t tokens, int64_t lines, double predicted_tokens_per_s);
   void AddModuleBatch() { module_batches_.Add(); }
   void AddModuleBatchPause() { module_batch_pauses_.Add(); }
-  // A block of it ended before its time, for others.
-  void AddModuleBatchGivenWay() { module_batch_given_way_.Add(); }
   void SetDevices(std::span<const DeviceStatus> devices);
   void SetLinks(std::span<const ReaderLink> links);
 
@@ -108,6 +108,7 @@ class EngineMetrics {
   std::vector<StepCounter> of_steps_;
   std::vector<Counter*> foreseen_;      // by distance - 1: experts used that were
   std::vector<Counter*> not_foreseen_;  // and were not among the most probable
+  Counter& preloaded_;
   Counter& given_way_;
   FollowingCounter preemptions_;
   FollowingCounter from_pool_;
@@ -121,7 +122,6 @@ class EngineMetrics {
   Gauge& piece_progress_;
   Counter& module_batches_;
   Counter& module_batch_pauses_;
-  Counter& module_batch_given_way_;
   Gauge& module_batch_tokens_;
   Gauge& module_batch_progress_;
   Gauge& module_batch_rows_;

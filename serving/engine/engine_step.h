@@ -9,7 +9,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -65,9 +64,7 @@ class EngineStep {
   // Whether so many tokens of the background are predicted to be done sooner so than by Run.
   virtual bool RunsAsModuleBatch(int64_t /*tokens*/) const { return false; }
   // LayerPass::RunBlock, of one of the two. What it throws goes to Failed.
-  virtual StepStats RunBlock(LayerPass& pass, const std::function<bool()>* gives_way) {
-    return pass.RunBlock(gives_way);
-  }
+  virtual StepStats RunBlock(LayerPass& pass) { return pass.RunBlock(); }
   // Logits were made and sampled, and the tokens delivered; in times of the steady clock.
   virtual void HeadRan(int64_t /*begin_ns*/, int64_t /*end_ns*/) {}
   // Run or the head threw. kRunAgain: the same sequences can be planned again, and will do better.

@@ -423,11 +423,7 @@ void ExpertRunner::RunAll(Part& part, const Rows& rows) {
     ReleaseFound(false);
     const bool computing = AnyComputes(part) || !held_.empty();
     part.ready.clear();
-    bool more = (computing || gives_way_ != nullptr) && experts.TryNextReady(part.ready);
-    if (more && gives_way_ != nullptr && (*gives_way_)()) throw LayerGaveWay();
-    if (!computing && (gives_way_ == nullptr || (more && part.ready.empty()))) {
-      more = experts.NextReady(part.ready);
-    }
+    const bool more = computing ? experts.TryNextReady(part.ready) : experts.NextReady(part.ready);
     if (!part.ready.empty()) {
       Hand(part, rows);
     } else if (!more && (!computing || (onto_ != nullptr && !AnyComputes(part, onto_)))) {
@@ -458,7 +454,7 @@ void ExpertRunner::RunPart(Part& part, const Rows& rows) {
     for (const std::unique_ptr<DeviceOperator>& device : part.place.operators) {
       while (device->batches() > 0) device->TakeOldest();
     }
-    part.stats = experts.EndLayer();
+    experts.EndLayer();
     throw;
   }
   part.stats = experts.EndLayer();
@@ -483,10 +479,6 @@ void ExpertRunner::ForParts(FunctionRef<void(Part& part)> body) {
 
 ExpertStats ExpertRunner::RunParts(const Rows& rows) {
   ForParts([&](Part& part) { RunPart(part, rows); });
-  return Unfinished();
-}
-
-ExpertStats ExpertRunner::Unfinished() const {
   ExpertStats stats;
   for (const Part& part : parts_) stats += part.stats;
   return stats;
@@ -538,7 +530,6 @@ ExpertStats ExpertRunner::RunHere(int64_t layer, const Rows& rows, const RowExpe
   CHECK(running_ == nullptr);
   open_ = before_ == layers_.data() ? &layers_.back() : layers_.data();
   Group(layer, rows.tokens, experts);
-  gives_way_ = block_ ? block_->gives_way : nullptr;
   if (block_) {
     ListOfBlocks(layer);
   } else {

@@ -21,7 +21,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -64,13 +63,7 @@ struct ExpertPlaces {
 struct LayerBlock {
   bool first = false;
   bool last = false;
-  // Asked before more experts are computed or waited for: whether the block is to end there
-  // (LayerGaveWay) and to be run again later. May be null; it must not wait for anybody.
-  const std::function<bool()>* gives_way = nullptr;
 };
-
-// A block has ended so. What it had read stays.
-struct LayerGaveWay {};
 
 // When the blocks of a layer want such a share of its experts, the later layers are fetched as a
 // whole, in the order of need.
@@ -100,11 +93,9 @@ class ExpertRunner {
   // makes the rows what products want. outputs() are then to be added to the residual stream. Where
   // that is a device's, Close before the next layer, and after an error. Throws Error when an
   // expert cannot be read, or the device that has the residual stream could not compute what it was
-  // to, and LayerGaveWay.
+  // to.
   ExpertStats Run(int64_t layer, const ExpertInputs& inputs, const RowExperts& experts,
                   ThreadPool& pool);
-  // What a Run on the host has done that has thrown.
-  ExpertStats Unfinished() const;
   // Until the next Run.
   const ExpertOutputs& outputs() const { return outputs_; }
   // Computes what the layer before deferred and nobody has computed yet. Called once in each layer,
@@ -223,13 +214,12 @@ class ExpertRunner {
   std::vector<int32_t> next_row_;        // [experts]
   std::vector<uint8_t> immediate_;       // [experts] a pair wants it that is not deferred
   std::optional<LayerBlock> block_;      // of which the next Run is
-  const std::function<bool()>* gives_way_ = nullptr;  // of the running one
-  std::vector<uint8_t> used_;                         // [experts] by blocks of the layer so far
-  bool whole_layers_ = false;      // the last layer of blocks wanted nearly all experts
-  std::vector<LayerRows> layers_;  // two where pairs are deferred, else one
-  LayerRows* open_ = nullptr;      // that parts run
-  LayerRows* running_ = nullptr;   // deferred by the layer that runs
-  LayerRows* before_ = nullptr;    // by the one before
+  std::vector<uint8_t> used_;            // [experts] by blocks of the layer so far
+  bool whole_layers_ = false;            // the last layer of blocks wanted nearly all experts
+  std::vector<LayerRows> layers_;        // two where pairs are deferred, else one
+  LayerRows* open_ = nullptr;            // that parts run
+  LayerRows* running_ = nullptr;         // deferred by the layer that runs
+  LayerRows* before_ = nullptr;          // by the one before
 
   ExpertOutputs outputs_;                 // of the layer that runs
   ExpertOutputs deferred_;                // by the one before

@@ -91,9 +91,8 @@ void LayerPass::Drop(int32_t request) {
   }
 }
 
-StepStats LayerPass::RunBlock(const std::function<bool()>* gives_way) {
+StepStats LayerPass::RunBlock() {
   CHECK(running_ && !done());
-  CHECK(gives_way == nullptr || Model::StateSlotBytes(model_.config()) == 0);
   const std::vector<SequenceSlice>& block = blocks_[block_];
   const bool last = block_ + 1 == blocks_.size();
   const bool ends = layer_ + 1 == num_layers_;
@@ -124,11 +123,11 @@ StepStats LayerPass::RunBlock(const std::function<bool()>* gives_way) {
     }
   };
   StepStats stats;
-  const LayerBlock place = {.first = !layer_began_, .last = last, .gives_way = gives_way};
+  const LayerBlock place = {.first = !layer_began_, .last = last};
   if (!batch_tokens_.empty()) {
+    layer_began_ = true;
     if (layer_ > 0) copy(true);
     stats = model_.RunLayer(layer_, {batch_tokens_, batch_slices_}, place);
-    layer_began_ = true;
     copy(false);
     if (model_.config().is_sparse(layer_)) {
       for (size_t i = 0; i < block.size(); ++i) {

@@ -11,7 +11,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <vector>
 
@@ -36,10 +35,8 @@ class LayerPass {
   bool done() const { return layer_ == num_layers_; }  // all layers
   // The slices of this request (SequenceSlice::request) leave: their rows are not run any more.
   void Drop(int32_t request);
-  // Runs the next block of the layer. Throws Error as Model::Forward; Abandon then. `gives_way`:
-  // see LayerBlock; when it throws LayerGaveWay the block is still the next one. Not of a model
-  // with recurrent state, which a block would carry on twice.
-  StepStats RunBlock(const std::function<bool()>* gives_way = nullptr);
+  // Runs the next block of the layer. Throws Error as Model::Forward; Abandon then.
+  StepStats RunBlock();
   // The layer that the last block has ended, -1: it has ended none. Then, if the layer is sparse,
   // the routing of all rows, [rows, top_k]; of rows that have left it is not defined.
   int64_t ended_layer() const { return ended_layer_; }

@@ -176,13 +176,6 @@ StepStats Model::RunLayer(int64_t layer, const ForwardBatch& batch, const LayerB
     if (config_.is_sparse(layer)) runner_.BeginBlock(block);
     stats.experts = RunMlp(layer, rows, pool_);
     dense_->End();
-  } catch (const LayerGaveWay&) {
-    dense_->Abandon();
-    unfinished_ = {};
-    unfinished_.experts = runner_.Unfinished();
-    unfinished_.attention_us = stats.attention_us;
-    unfinished_.total_us = total.Lap();
-    throw;
   } catch (...) {
     dense_->Abandon();
     throw;

@@ -167,7 +167,7 @@ void Load(EngineSetup& setup, MetricsRegistry& registry,
                                                            options.model_dir.filename().string(),
                                                            options.max_num_batched_tokens);
   }
-  step->Preload(held, options.preload, &progress);
+  parts.metrics->AddPreload(step->Preload(held, options.preload, &progress));
   Model& model = step->model();
   parts.head = std::make_unique<ModelHead>(model);
   if (KeepsPrefixes(options)) {

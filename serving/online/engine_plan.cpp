@@ -183,17 +183,21 @@ EnginePlan PlanEngine(const EngineOptions& asked, const ModelFiles& files) {
         static_cast<uint64_t>(std::min(2 * config.top_k(), all_experts)) * layout.slot_bytes;
     plan_prefill(left - std::min(left, kv.bytes + plan.expert_budget_bytes));
   } else if (options.expert_memory.is_auto()) {
-    plan.expert_budget_bytes =
-        std::min(plan.all_experts_bytes, left > kv.bytes ? left - kv.bytes : 0);
-    plan_prefill(plan.expert_budget_bytes - std::min(plan.expert_budget_bytes, least_bytes));
-    plan.expert_budget_bytes -= plan.prefill.bytes + plan.module_batches.bytes;
+    // What is there beyond all experts pays for the rest first.
+    uint64_t free_bytes = left - std::min(left, kv.bytes);
+    const auto expert_bytes = [&] { return std::min(plan.all_experts_bytes, free_bytes); };
+    plan.expert_budget_bytes = expert_bytes();
+    plan_prefill(free_bytes - std::min(free_bytes, least_bytes));
+    free_bytes -= plan.prefill.bytes + plan.module_batches.bytes;
+    plan.expert_budget_bytes = expert_bytes();
     plan.predictor_bytes = PredictorBytes(options, config, plan);
     // A small model's predictor may be as large as its experts: the memory is better theirs.
     if ((1 + copies) * plan.predictor_bytes > plan.expert_budget_bytes / 4 ||
-        (1 + copies) * plan.predictor_bytes + least_bytes > plan.expert_budget_bytes) {
+        (1 + copies) * plan.predictor_bytes + least_bytes > free_bytes) {
       plan.predictor_bytes = 0;
     }
-    plan.expert_budget_bytes -= (1 + copies) * plan.predictor_bytes;
+    free_bytes -= (1 + copies) * plan.predictor_bytes;
+    plan.expert_budget_bytes = expert_bytes();
   } else {
     plan.expert_budget_bytes =
         std::min(plan.all_experts_bytes, options.expert_memory.BytesOf(plan.all_experts_bytes));

@@ -162,7 +162,8 @@ void LatencyStep::MakeDeviceExperts(const EngineOptions& options, const EnginePl
 
 // Pinned experts come first, then `first`, then layer after layer. The most worthy is loaded last:
 // to a policy that goes by age, it is the youngest.
-void LatencyStep::Preload(const std::vector<ExpertId>& first, bool fill, LoadProgress* progress) {
+uint64_t LatencyStep::Preload(const std::vector<ExpertId>& first, bool fill,
+                              LoadProgress* progress) {
   const ModelConfig& config = files_.config;
   const ExpertGrid grid = GridOf(config);
   std::vector<ExpertId> experts;
@@ -181,17 +182,16 @@ void LatencyStep::Preload(const std::vector<ExpertId>& first, bool fill, LoadPro
     if (experts.size() > slots) experts.resize(slots);
     std::reverse(experts.begin(), experts.end());
   }  // else each device takes the first of its own
-  // With devices it is their home that was read.
-  if (progress == nullptr || home_ != nullptr) {
-    experts_->Preload(experts, nullptr);
-    return;
-  }
   const uint64_t slot_bytes = files_.experts->layout().slot_bytes;
-  experts_->Preload(experts, [&, before = int64_t{0}](int64_t loaded) mutable {
-    progress->Read(static_cast<uint64_t>(loaded - before) * slot_bytes);
-    before = loaded;
-    return true;
-  });
+  std::function<bool(int64_t)> tell;
+  if (progress != nullptr && home_ == nullptr) {  // with devices it is their home that was read
+    tell = [&, before = int64_t{0}](int64_t loaded) mutable {
+      progress->Read(static_cast<uint64_t>(loaded - before) * slot_bytes);
+      before = loaded;
+      return true;
+    };
+  }
+  return static_cast<uint64_t>(experts_->Preload(experts, tell)) * slot_bytes;
 }
 
 // Beside prompts that run layer after layer the order of need is theirs.
@@ -223,9 +223,7 @@ bool LatencyStep::RunsAsModuleBatch(int64_t tokens) const {
   return module_batch_plan_.Worth(tokens, changing_slots());
 }
 
-StepStats LatencyStep::RunBlock(LayerPass& pass, const std::function<bool()>* gives_way) {
-  return Ran(pass.RunBlock(gives_way));
-}
+StepStats LatencyStep::RunBlock(LayerPass& pass) { return Ran(pass.RunBlock()); }
 
 StepStats LatencyStep::Ran(StepStats stats) {
   if (pool_ != nullptr) pool_->Watch();

@@ -40,8 +40,8 @@ class LatencyStep final : public EngineStep {
               std::function<void(bool)> on_wait = nullptr, LoadProgress* progress = nullptr);
 
   // Loads what is pinned by rules, and (`fill`) fills free expert slots. `first`: the experts that
-  // are wanted most, in descending order.
-  void Preload(const std::vector<ExpertId>& first, bool fill, LoadProgress* progress = nullptr);
+  // are wanted most, in descending order. Returns the bytes that were read.
+  uint64_t Preload(const std::vector<ExpertId>& first, bool fill, LoadProgress* progress = nullptr);
 
   Model& model() { return *model_; }
   ExpertProvider& provider() { return *experts_; }
@@ -52,7 +52,7 @@ class LatencyStep final : public EngineStep {
   bool RunsByLayers(int64_t tokens) const override;
   LayerPass* module_batches() override { return module_batches_.get(); }
   bool RunsAsModuleBatch(int64_t tokens) const override;
-  StepStats RunBlock(LayerPass& pass, const std::function<bool()>* gives_way) override;
+  StepStats RunBlock(LayerPass& pass) override;
   AfterFailure Failed(const Error& error) override;
   std::string WhyUnreadable() const override { return reads_.WhyNotReady(); }
   void TryReading() override;

@@ -185,8 +185,7 @@ std::vector<float> ModelHarness::Run(std::span<const Piece> pieces, RoutingHook*
 }
 
 std::vector<float> ModelHarness::RunByLayers(std::span<const Piece> pieces,
-                                             const std::function<void()>& between,
-                                             const std::function<bool()>* gives_way) {
+                                             const std::function<void()>& between) {
   std::vector<int32_t> tokens;
   std::vector<SequenceSlice> slices;
   std::vector<int32_t> last_rows;
@@ -205,12 +204,7 @@ std::vector<float> ModelHarness::RunByLayers(std::span<const Piece> pieces,
   LayerPass pass(*model_, std::ssize(tokens));
   pass.Begin(tokens, slices);
   while (!pass.done()) {
-    try {
-      stats_ += pass.RunBlock(gives_way);
-    } catch (const LayerGaveWay&) {
-      between();
-      stats_ += pass.RunBlock();
-    }
+    stats_ += pass.RunBlock();
     between();
   }
   pass.Finish(last_rows);

@@ -96,11 +96,9 @@ class ModelHarness {
                              RoutingHook* hook = nullptr);
 
   // The pieces through one layer after another (LayerPass); logits of the last row of each.
-  // `between` is called behind each block, and may run others. `gives_way` (may be null): see
-  // LayerBlock; it is told nothing when a block that has given way is run again.
+  // `between` is called behind each block, and may run others.
   std::vector<float> RunByLayers(std::span<const Piece> pieces,
-                                 const std::function<void()>& between,
-                                 const std::function<bool()>* gives_way = nullptr);
+                                 const std::function<void()>& between);
 
   const ModelConfig& config() const { return config_; }
   Model& model() { return *model_; }

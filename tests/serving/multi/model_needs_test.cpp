@@ -60,6 +60,26 @@ TEST(ModelNeedsTest, TheLeastHoldsTheFloorAndTheMostAllExperts) {
   EXPECT_EQ(most.expert_budget_bytes, most.all_experts_bytes);
 }
 
+// Where memory moves there is a predictor even when all experts are there. It has memory of its own
+// then, and the model has no more than it needs.
+TEST(ModelNeedsTest, AFloorOfAllExpertsIsReachedBesideThePredictor) {
+  const Machine machine = MadeUpMachine();
+  std::vector<ModelEntry> entries = Entries();
+  ModelEntry& entry = entries[0];
+  entry.engine.predictor = "frequency";
+  entry.engine.kv_memory = "4MiB";  // else a share of what is left
+  entry.engine.most_expert_bytes = 1024 * kMebibyte;
+  entry.min_experts = "100%";
+  const ModelNeed need = NeedOf(entry, machine);
+  const EnginePlan least = PlanWith(entry, need.memory.least_bytes, machine);
+  EXPECT_GT(least.predictor_bytes, 0u);
+  EXPECT_EQ(least.expert_budget_bytes, least.all_experts_bytes);
+  EXPECT_LE(need.memory.least_bytes, least.ledger.total_bytes() + kMebibyte);
+  EXPECT_EQ(need.memory.most_bytes, need.memory.least_bytes);
+  EXPECT_LT(PlanWith(entry, least.ledger.total_bytes() - least.slot_bytes, machine).expert_slots,
+            least.expert_slots);
+}
+
 TEST(ModelNeedsTest, ModelsOfTheStartShareWhatALaterOneLeaves) {
   const Machine machine = MadeUpMachine();  // a gibibyte
   std::vector<ModelEntry> entries = Entries();

@@ -594,6 +594,22 @@ double ValueOf(const std::string& metrics, const std::string& name) {
   return line == std::string::npos ? -1 : std::stod(metrics.substr(line + name.size() + 2));
 }
 
+// What is read before the first request is counted by itself, and stays counted when the engine is
+// gone and its model is loaded again.
+TEST(EngineTest, PreloadedBytesOutliveTheEngine) {
+  EngineOptions options = SmallOptions();
+  const EnginePlan plan = PlanEngine(options);
+  const auto bytes = static_cast<double>(plan.slot_bytes) * static_cast<double>(plan.expert_slots);
+  MetricsRegistry metrics;
+  for (const int loads : {1, 2}) {
+    CreateEngine(options, metrics);
+    EXPECT_EQ(ValueOf(metrics.Serialize(), "moe_expert_preload_bytes_total"), loads * bytes);
+  }
+  options.preload = false;
+  CreateEngine(options, metrics);
+  EXPECT_EQ(ValueOf(metrics.Serialize(), "moe_expert_preload_bytes_total"), 2 * bytes);
+}
+
 // Lines run as module batches, which wait between two blocks of a layer for requests that come, are
 // cancelled, and lack memory for keys and values: every answer has the bits that it has in steps,
 // and every token's experts are counted once.
