@@ -12,6 +12,7 @@
 #include "core/base/error.h"
 #include "core/base/logging.h"
 #include "core/base/units.h"
+#include "core/io/forward_reader.h"
 
 namespace moesaic {
 namespace {
@@ -21,6 +22,8 @@ namespace {
 constexpr uint64_t kOnTheirWayBytes = uint64_t{32} << 20;
 constexpr int64_t kMostOnTheirWay = 1024;
 constexpr int kReadsInFlight = 8;  // a disk's best rate (tests/bench/disk_read_bench)
+
+constexpr std::ptrdiff_t kMostUses = 32;  // that are written at once: a read does not wait for more
 
 // A disk that was full is asked again after so long.
 constexpr std::chrono::seconds kAfterFailure{30};
@@ -50,7 +53,7 @@ std::unique_ptr<KvStoreFile> OpenFile(const KvStoreOptions& options, const KvSto
 
 std::unique_ptr<AsyncReader> OpenReader(const KvStoreOptions& options, const KvStoreFile& file) {
   if (options.open_reader) return options.open_reader(file.blocks_path(), kReadsInFlight);
-  return OpenAsyncReader({file.blocks_path()}, ReadBackend::kBuffered, kReadsInFlight);
+  return OpenForwardReader(file.blocks_path(), kReadsInFlight);
 }
 
 }  // namespace
@@ -80,6 +83,8 @@ KvStore::KvStore(const KvStoreOptions& options, std::function<void()> progress, 
       num_slots_(file_ != nullptr ? file_->slots() : num_frames_),
       most_dirty_(BlocksOnTheirWay(stride_)),
       buffer_(static_cast<uint64_t>(num_frames_) * stride_),
+      copies_(memory_),
+      read_cached_(file_ != nullptr && options.memory_bytes == 0 ? options.read_cached : nullptr),
       frames_(num_frames_),
       contents_(static_cast<size_t>(num_frames_)) {
   if (num_frames_ < 1) {
@@ -94,6 +99,7 @@ KvStore::KvStore(const KvStoreOptions& options, std::function<void()> progress, 
     for (size_t run = 0; run < runs_.size(); ++run) free_runs_.push_back(run);
   }
   Load();
+  Populate(options.pool_blocks);
   thread_ = std::thread([this] { Thread(); });
 }
 
@@ -108,6 +114,15 @@ void KvStore::Close() {
     Notify();
   }
   if (thread_.joinable()) thread_.join();
+}
+
+// What restoring can need, and nothing where nothing is stored.
+void KvStore::Populate(int64_t pool_blocks) {
+  const MutexLock lock(mutex_);
+  const int64_t stored = index_->sealed_blocks();
+  if (stored == 0) return;
+  const auto frames = static_cast<size_t>(std::min(stored, num_frames_)) * stride_;
+  population_.emplace(memory_, std::min(stored, pool_blocks), buffer_.span().first(frames));
 }
 
 std::span<std::byte> KvStore::Frame(int32_t number) {
@@ -372,7 +387,7 @@ void KvStore::Notify() {
 void KvStore::Thread() {
   pthread_setname_np(pthread_self(), "kv-store");
   for (;;) {
-    enum class Work { kServe, kAhead, kWrite, kUses, kReads, kLoad };
+    enum class Work { kServe, kAhead, kWrite, kUses, kReads, kLoad, kPopulate };
     Work work = Work::kServe;
     ReadId read = 0;
     bool in_flight = false;
@@ -397,6 +412,8 @@ void KvStore::Thread() {
           return;
         } else if (load_again_) {
           work = Work::kLoad;
+        } else if (population_ && !population_->done()) {
+          work = Work::kPopulate;
         } else {
           changed_.Wait(mutex_);
           continue;
@@ -423,6 +440,9 @@ void KvStore::Thread() {
         break;
       case Work::kLoad:
         Load();
+        break;
+      case Work::kPopulate:
+        population_->Next();
         break;
     }
     TellPlace();
@@ -503,8 +523,9 @@ void KvStore::WriteUses() {
   std::vector<int32_t> tokens;
   {
     const MutexLock lock(mutex_);
-    entries.reserve(dirty_.size());
-    for (const int32_t slot : dirty_) {
+    const auto first = dirty_.end() - std::min(std::ssize(dirty_), kMostUses);
+    entries.reserve(static_cast<size_t>(kMostUses));
+    for (const int32_t slot : std::span(first, dirty_.end())) {
       Slot& s = At(slot);
       s.dirty = false;
       // Of a slot that has another block by now there will be an entry of its own.
@@ -513,7 +534,7 @@ void KvStore::WriteUses() {
       const std::span<const int32_t> held = index_->tokens(slot);
       tokens.insert(tokens.end(), held.begin(), held.end());
     }
-    dirty_.clear();
+    dirty_.erase(first, dirty_.end());
   }
   try {
     for (size_t i = 0; i < entries.size(); ++i) {

@@ -7,8 +7,11 @@
 // used last as there is room for. Without a disk each slot is a frame. A state is kept as blocks
 // behind its prefix, whose tokens no prompt has; it is there when all of them are.
 //
-// Blocks are written behind and handed over by a thread of the store's own, which keeps several
-// reads of the disk in flight, each of neighbouring slots, and reads what will be asked for ahead.
+// Blocks are written behind and handed over by a thread of the store's own, with a few that help it
+// to copy. What the system's cache of files has goes straight into the pools; for the rest it keeps
+// several reads of the disk in flight, each of neighbouring slots, into frames, and reads what will
+// be asked for ahead. While it has nothing to do after the start it has the kernel give the memory
+// that stored blocks will need.
 // A disk that fails, or is full, costs blocks and a warning, nothing else: after a write that
 // failed nothing is taken for a while.
 //
@@ -29,9 +32,11 @@
 #include <thread>
 #include <vector>
 
+#include "cache/kv_block_copies.h"
 #include "cache/kv_block_pool.h"
 #include "cache/kv_frames.h"
 #include "cache/kv_memory.h"
+#include "cache/kv_population.h"
 #include "cache/kv_store_file.h"
 #include "core/base/aligned_buffer.h"
 #include "core/base/mutex.h"
@@ -64,10 +69,15 @@ struct KvStoreOptions {
   int64_t block_tokens = 0;
   KvMemory memory;    // of the pools; outlives the store's thread
   size_t groups = 1;  // of blocks
-  // Of the file of blocks, a number of reads at a time; null: OpenAsyncReader's, through the
-  // system's cache of files.
+  // Of the pools, where their number never changes: memory for as many of them as there are stored
+  // blocks is touched ahead. 0: none is.
+  int64_t pool_blocks = 0;
+  // Of the file of blocks, a number of reads at a time; null: OpenForwardReader's.
   std::function<std::unique_ptr<AsyncReader>(const std::filesystem::path& file, int depth)>
       open_reader = nullptr;
+  // By which what the system's cache of files has goes past the frames, but where memory_bytes are
+  // there for what was used last. Null: nothing does.
+  KvBlockCopies::ReadCached read_cached = ReadIfCached;
 };
 
 class KvStore {
@@ -77,7 +87,7 @@ class KvStore {
 
   // `progress` is called by the store's thread when a read has ended, a place for a write has
   // become free or all is written; not before the first call of Read or Write. Throws as
-  // KvStoreFile and OpenAsyncReader do, and Error(kInvalidArgument) where no block fits.
+  // KvStoreFile and OpenForwardReader do, and Error(kInvalidArgument) where no block fits.
   KvStore(const KvStoreOptions& options, std::function<void()> progress,
           FileCalls& calls = FileCalls::System());
   ~KvStore();  // closes
@@ -150,12 +160,7 @@ class KvStore {
     State state = State::kNone;
     bool read = false;  // from the disk, and not handed over yet
   };
-  // Where a block of a caller's is.
-  struct Place {
-    std::vector<int32_t> blocks;  // [groups]
-    int32_t state_slot = -1;      // a part of a state's instead
-    int64_t part = 0;
-  };
+  using Place = KvBlockCopies::Place;
   struct PendingWrite {
     int32_t slot = 0;
     std::vector<int32_t> tokens;
@@ -194,13 +199,18 @@ class KvStore {
   void SubmitAsked() REQUIRES(mutex_);
   void TakeReads(int64_t timeout_us) EXCLUDES(mutex_);
   void EndRun(Run& run, int64_t result) EXCLUDES(mutex_);
-  enum class Handed { kNothing, kBlock, kEnd };
+  enum class Handed { kNothing, kBlocks, kEnd };
   Handed HandOver(ReadId id) EXCLUDES(mutex_);
+  Handed HandOverCached(ReadId id) EXCLUDES(mutex_);
+  void CountDone(PendingRead& read, int32_t slot, bool was_read) REQUIRES(mutex_);
+  Handed EndIfAllAreDone(PendingRead& read) REQUIRES(mutex_);
+  Place PlaceOf(const PendingRead& read, size_t block) const;
   void EndRead(PendingRead& read) REQUIRES(mutex_);
   void ReadAhead() EXCLUDES(mutex_);
   void TellPlace() EXCLUDES(mutex_);
   void WriteNext() EXCLUDES(mutex_);
   void WriteUses() EXCLUDES(mutex_);
+  void Populate(int64_t pool_blocks) EXCLUDES(mutex_);
 
   PrefixId Take(PrefixId parent, std::span<const int32_t> tokens, const Place& from)
       EXCLUDES(mutex_);
@@ -238,7 +248,10 @@ class KvStore {
   const int64_t most_dirty_;  // blocks on their way to the disk
   AlignedBuffer buffer_;      // [frames, stride]
 
-  // The thread's.
+  // The thread's, once it runs.
+  KvBlockCopies copies_;
+  const KvBlockCopies::ReadCached read_cached_;  // null: see KvStoreOptions
+  std::optional<KvPopulation> population_;
   std::unique_ptr<AsyncReader> reader_;
   std::vector<Run> runs_;  // by tag
   std::vector<size_t> free_runs_;

@@ -51,6 +51,7 @@ class KvStoreFile {
   const KvStoreShape& shape() const { return shape_; }
   const std::filesystem::path& index_path() const { return index_path_; }
   const std::filesystem::path& blocks_path() const { return blocks_path_; }
+  int blocks() const { return blocks_; }  // the open file; reading it needs no more of this
 
   struct Index {
     std::vector<int32_t> slots;         // [entries] where they are

@@ -95,8 +95,11 @@ std::span<const int32_t> KvStore::TokensOf(const Chain& chain, size_t block) con
   return std::span(chain.tokens).subspan(block * block_tokens(), block_tokens());
 }
 
-// One block of the read that has waited longest, or what it waits for.
+// Blocks of the read that has waited longest, or what it waits for.
 void KvStore::Serve(ReadId id) {
+  const Handed cached = HandOverCached(id);
+  if (cached == Handed::kEnd) return progress_();
+  if (cached == Handed::kBlocks) return;
   bool in_flight = false;
   {
     const MutexLock lock(mutex_);
@@ -108,7 +111,7 @@ void KvStore::Serve(ReadId id) {
   const Handed handed = HandOver(id);
   if (handed == Handed::kEnd) return progress_();
   if (in_flight) return TakeReads(handed == Handed::kNothing ? -1 : 0);
-  if (handed == Handed::kBlock) return;
+  if (handed == Handed::kBlocks) return;
   // All frames have blocks that are on their way to the disk, or just being copied for it.
   {
     const MutexLock lock(mutex_);
@@ -202,15 +205,18 @@ void KvStore::TakeReads(int64_t timeout_us) {
 
 void KvStore::EndRun(Run& run, int64_t result) {
   std::string problem;
+  std::vector<uint64_t> checksums(run.entries.size());
+  copies_.ForEach(run.entries.size(), [&](size_t i) {
+    checksums[i] = KvBlockChecksum(run.entries[i].id, Frame(run.frame + static_cast<int32_t>(i)));
+  });
   std::vector<bool> whole(run.entries.size());
   for (size_t i = 0; i < run.entries.size(); ++i) {
     const auto end = static_cast<int64_t>(i * stride_ + shape_.block_bytes);
-    const int32_t frame = run.frame + static_cast<int32_t>(i);
     if (result < 0) {
       problem = "cannot read: " + ErrnoMessage(static_cast<int>(-result));
     } else if (result < end) {
       problem = "the file of blocks ends early";
-    } else if (KvBlockChecksum(run.entries[i].id, Frame(frame)) != run.entries[i].checksum) {
+    } else if (checksums[i] != run.entries[i].checksum) {
       problem = "a block does not have its checksum";
     } else {
       whole[i] = true;
@@ -235,54 +241,112 @@ void KvStore::EndRun(Run& run, int64_t result) {
   }
 }
 
+// The blocks at the front that are there, as many as are copied at a time.
 KvStore::Handed KvStore::HandOver(ReadId id) {
-  int32_t frame = 0;
-  Place to;
+  std::vector<int32_t> frames;
+  std::vector<KvBlockCopies::FromMemory> copies;
   {
     const MutexLock lock(mutex_);
     PendingRead* const read = FindRead(id);
-    if (read == nullptr || read->progress.ended) return Handed::kBlock;
-    if (read->held.empty()) {
-      if (!read->chain.broken) return Handed::kNothing;
+    if (read == nullptr || read->progress.ended) return Handed::kBlocks;
+    while (!read->held.empty() && frames.size() < copies_.batch()) {
+      const int32_t frame = read->held.front();
+      if (ContentOf(frame).state != Content::State::kWhole) break;
+      read->held.pop_front();
+      copies.push_back(
+          {Frame(frame), PlaceOf(*read, static_cast<size_t>(read->progress.done) + frames.size())});
+      frames.push_back(frame);
+    }
+    if (frames.empty()) {
+      const bool comes = read->held.empty()
+                             ? !read->chain.broken
+                             : ContentOf(read->held.front()).state == Content::State::kComes;
+      if (comes) return Handed::kNothing;
       EndRead(*read);
       return Handed::kEnd;
-    }
-    frame = read->held.front();
-    const Content& content = ContentOf(frame);
-    if (content.state == Content::State::kComes) return Handed::kNothing;
-    if (content.state == Content::State::kDamaged) {
-      EndRead(*read);
-      return Handed::kEnd;
-    }
-    CHECK(content.state == Content::State::kWhole);
-    read->held.pop_front();
-    const auto done = static_cast<size_t>(read->progress.done);
-    if (read->state_slot >= 0) {
-      to.state_slot = read->state_slot;
-      to.part = read->progress.done;
-    } else {
-      const auto first = read->blocks.begin() + static_cast<std::ptrdiff_t>(done * groups_);
-      to.blocks.assign(first, first + static_cast<std::ptrdiff_t>(groups_));
     }
     handing_over_ = id;
   }
-  if (to.state_slot >= 0) {
-    memory_.ScatterState(Frame(frame), to.state_slot, to.part);
-  } else {
-    memory_.Scatter(Frame(frame), to.blocks);
-  }
+  copies_.Copy(copies);
   const MutexLock lock(mutex_);
   handing_over_ = 0;
   PendingRead& read = *FindRead(id);
-  const bool was_read = std::exchange(ContentOf(frame).read, false);
+  for (const int32_t frame : frames) {
+    CountDone(read, frames_.slot(frame), std::exchange(ContentOf(frame).read, false));
+    LetGo(frame);
+  }
+  return EndIfAllAreDone(read);
+}
+
+// Likewise those that are in no frame, from the system's cache of files. kNothing: the first one is
+// not there, or damaged; a read that waits for the disk finds out.
+KvStore::Handed KvStore::HandOverCached(ReadId id) {
+  std::vector<KvBlockCopies::FromFile> copies;
+  std::vector<int32_t> slots;  // of these; held
+  {
+    const MutexLock lock(mutex_);
+    PendingRead* const read = FindRead(id);
+    if (read == nullptr || read->progress.ended) return Handed::kBlocks;
+    if (!read_cached_ || read->state_slot >= 0 || !read->held.empty()) return Handed::kNothing;
+    Chain& chain = read->chain;
+    PrefixId last = chain.last;
+    for (size_t block = chain.planned; block < chain.wanted && copies.size() < copies_.batch();
+         ++block) {
+      const auto match = index_->Lookup(last, TokensOf(chain, block));
+      if (!match) break;
+      if (At(match->block).frame != KvFrames::kNone) {
+        index_->Release(match->block);
+        break;
+      }
+      copies.push_back({static_cast<uint64_t>(match->block) * stride_, match->prefix,
+                        At(match->block).entry.checksum, PlaceOf(*read, block).blocks});
+      slots.push_back(match->block);
+      last = match->prefix;
+    }
+    if (copies.empty()) return Handed::kNothing;
+    handing_over_ = id;
+  }
+  const size_t there = copies_.CopyCached(file_->blocks(), copies, read_cached_);
+  const MutexLock lock(mutex_);
+  handing_over_ = 0;
+  PendingRead& read = *FindRead(id);
+  for (size_t i = 0; i < copies.size(); ++i) {
+    if (i < there) {
+      counters_.bytes_read += shape_.block_bytes;
+      read.chain.last = copies[i].id;
+      ++read.chain.planned;
+      CountDone(read, slots[i], true);
+    }
+    index_->Release(slots[i]);
+  }
+  // What is cached needs not be read ahead.
+  if (read.chain.planned == read.chain.wanted) read.chain.tokens.clear();
+  if (there == 0) {
+    done_.NotifyAll();
+    return read.progress.ended ? Handed::kBlocks : Handed::kNothing;
+  }
+  return EndIfAllAreDone(read);
+}
+
+KvStore::Place KvStore::PlaceOf(const PendingRead& read, size_t block) const {
+  if (read.state_slot >= 0) {
+    return {.blocks = {}, .state_slot = read.state_slot, .part = static_cast<int64_t>(block)};
+  }
+  const auto first = read.blocks.begin() + static_cast<std::ptrdiff_t>(block * groups_);
+  return {.blocks = {first, first + static_cast<std::ptrdiff_t>(groups_)}};
+}
+
+void KvStore::CountDone(PendingRead& read, int32_t slot, bool was_read) {
   ++(was_read ? counters_.from_disk : counters_.from_memory);
   ++read.progress.done;
   if (!was_read) ++read.progress.from_memory;
-  Use(frames_.slot(frame));
-  LetGo(frame);
+  Use(slot);
+}
+
+KvStore::Handed KvStore::EndIfAllAreDone(PendingRead& read) {
   done_.NotifyAll();
-  if (read.progress.ended) return Handed::kBlock;  // it was stopped
-  if (static_cast<size_t>(read.progress.done) < read.chain.wanted) return Handed::kBlock;
+  if (read.progress.ended) return Handed::kBlocks;  // it was stopped
+  if (static_cast<size_t>(read.progress.done) < read.chain.wanted) return Handed::kBlocks;
   EndRead(read);
   return Handed::kEnd;
 }

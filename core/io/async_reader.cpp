@@ -12,6 +12,7 @@
 #include "core/base/error.h"
 #include "core/base/file.h"
 #include "core/base/logging.h"
+#include "core/io/forward_reader.h"
 #include "core/io/reader_backends.h"
 
 namespace moesaic {
@@ -99,6 +100,11 @@ std::unique_ptr<AsyncReader> OpenAsyncReader(const std::vector<fs::path>& paths,
         without->string());
   }
   return MakePoolReader(OpenFiles(paths, 0), false, depth);
+}
+
+std::unique_ptr<AsyncReader> OpenForwardReader(const fs::path& file, int depth) {
+  CHECK_GE(depth, 1);
+  return MakePoolReader(OpenFiles({file}, 0), false, depth, false);
 }
 
 const char* ReadBackendName(ReadBackend backend) { return NameOf(kReadBackends, backend); }

@@ -22,12 +22,11 @@ constexpr int kMostThreads = 8;
 
 class PoolReader : public AsyncReader {
  public:
-  PoolReader(std::vector<File> files, bool direct, int depth)
+  PoolReader(std::vector<File> files, bool direct, int depth, bool scattered)
       : files_(std::move(files)), direct_(direct), depth_(depth) {
-    // Reads are of whole packets at scattered places: read-ahead would only fetch what nobody asked
-    // for.
+    // Of whole packets at scattered places read-ahead would only fetch what nobody asked for.
     for (const File& file : files_) {
-      if (!direct) posix_fadvise(file.fd(), 0, 0, POSIX_FADV_RANDOM);
+      if (!direct && scattered) posix_fadvise(file.fd(), 0, 0, POSIX_FADV_RANDOM);
     }
     try {
       for (int i = 0; i < std::min(depth, kMostThreads); ++i) {
@@ -149,8 +148,9 @@ class PoolReader : public AsyncReader {
 
 }  // namespace
 
-std::unique_ptr<AsyncReader> MakePoolReader(std::vector<File> files, bool direct, int depth) {
-  return std::make_unique<PoolReader>(std::move(files), direct, depth);
+std::unique_ptr<AsyncReader> MakePoolReader(std::vector<File> files, bool direct, int depth,
+                                            bool scattered) {
+  return std::make_unique<PoolReader>(std::move(files), direct, depth, scattered);
 }
 
 }  // namespace moesaic

@@ -18,8 +18,10 @@ constexpr uint64_t kDirectAlignmentBytes = 4096;
 // `files` is then untouched.
 std::unique_ptr<AsyncReader> MakeUringReader(std::vector<File>& files, int depth, int& error);
 
-// A few threads with pread; `direct`: the files were opened with O_DIRECT.
-std::unique_ptr<AsyncReader> MakePoolReader(std::vector<File> files, bool direct, int depth);
+// A few threads with pread. `direct`: the files were opened with O_DIRECT. Else `scattered`: the
+// system reads nothing that was not asked for.
+std::unique_ptr<AsyncReader> MakePoolReader(std::vector<File> files, bool direct, int depth,
+                                            bool scattered = true);
 
 std::unique_ptr<AsyncReader> MakeMappedReader(std::vector<File> files, int depth);
 

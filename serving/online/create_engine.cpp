@@ -78,7 +78,8 @@ void ScheduleState(const EngineOptions& options, const StatePlan& state,
 
 // Nothing where a model's prefixes cannot be kept.
 std::optional<KvStoreOptions> StoreOf(const EngineOptions& options, const ModelConfig& config,
-                                      const KvStoreShape& shape, bool prefix_cache, Model& model) {
+                                      const KvStoreShape& shape, const LoopParts& parts,
+                                      Model& model) {
   const char* const setting = options.kv_store.empty() ? "--kv-store-memory" : "--kv-store";
   KvStoreOptions store = {.directory = options.kv_store,
                           .limit_bytes = options.kv_store_bytes,
@@ -87,7 +88,8 @@ std::optional<KvStoreOptions> StoreOf(const EngineOptions& options, const ModelC
                           .block_tokens = shape.block_tokens,
                           .memory = model.kv_memory(),
                           .groups = KvGroupsOf(config).count()};
-  if (!prefix_cache) {
+  if (parts.kv_sizes.most_blocks == 0) store.pool_blocks = parts.num_kv_blocks;
+  if (!parts.scheduling.prefix_cache) {
     LogWarn(
         "{}: no state of this model's recurrent layers is kept (--state-snapshots), and its keys "
         "and values serve nobody without one; nothing is kept",
@@ -171,7 +173,7 @@ void Load(EngineSetup& setup, MetricsRegistry& registry,
   Model& model = step->model();
   parts.head = std::make_unique<ModelHead>(model);
   if (KeepsPrefixes(options)) {
-    parts.kv_store = StoreOf(options, config, store_shape, parts.scheduling.prefix_cache, model);
+    parts.kv_store = StoreOf(options, config, store_shape, parts, model);
   }
   parts.use = std::make_unique<ExpertUse>(std::move(observers), config.top_k(), step->provider(),
                                           [&model] { return model.hidden(); });

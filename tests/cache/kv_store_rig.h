@@ -210,7 +210,9 @@ class ScriptedDisk : public AsyncReader {
   DiskScript& script_;
 };
 
+// Of all reads: what the system's cache of files has is not asked for beside it.
 inline void UseDisk(DiskScript& script, KvStoreOptions& options) {
+  options.read_cached = nullptr;
   options.open_reader = [&script](const fs::path& file, int depth) {
     return std::make_unique<ScriptedDisk>(OpenAsyncReader({file}, ReadBackend::kBuffered, depth),
                                           script);

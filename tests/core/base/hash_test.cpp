@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <span>
 #include <string>
+#include <vector>
+
+#include "core/base/hash_pieces.h"
 
 namespace moesaic {
 namespace {
@@ -50,6 +53,17 @@ TEST(HashTest, PiecesHaveTheHashOfTheWhole) {
     }
     EXPECT_EQ(stream.Value(), Hash64(bytes)) << piece;
   }
+}
+
+TEST(HashTest, BytesThatDoNotLieTogetherHaveTheHashOfTheWhole) {
+  std::string text = Pattern(5000);
+  std::vector<iovec> pieces;
+  for (size_t at = 0, bytes = 0; at < text.size(); at += bytes) {
+    bytes = std::min(text.size() - at, 1 + at);
+    pieces.push_back({text.data() + at, bytes});
+  }
+  EXPECT_EQ(Hash64OfPieces(pieces, 77), Hash64(text, 77));
+  EXPECT_EQ(Hash64OfPieces({}), Hash64(""));
 }
 
 TEST(HashTest, EveryByteCounts) {
