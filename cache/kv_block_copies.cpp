@@ -9,8 +9,8 @@
 #include <thread>
 #include <utility>
 
+#include "cache/kv_store_format.h"
 #include "core/base/check.h"
-#include "core/base/hash_pieces.h"
 
 namespace moesaic {
 namespace {
@@ -88,8 +88,7 @@ bool KvBlockCopies::CopyOneCached(int file, const FromFile& block, const ReadCac
     CHECK_GE(block.to[layer.group], 0);
     places.push_back({layer.Block(block.to[layer.group]), layer.block_bytes});
   }
-  // KvBlockChecksum of bytes that do not lie together.
-  return read(file, block.offset, places) && Hash64OfPieces(places, block.id) == block.checksum;
+  return read(file, block.offset, places) && KvBlockChecksum(block.id, places) == block.checksum;
 }
 
 }  // namespace moesaic

@@ -1,25 +1,13 @@
 #include "cache/kv_population.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 
 #include "core/base/aligned_buffer.h"
-
-#ifndef MADV_POPULATE_WRITE  // kernel 5.14; the C library's headers may be older
-#define MADV_POPULATE_WRITE 23
-#endif
 
 namespace moesaic {
 namespace {
 
 constexpr auto kPopulateBytes = static_cast<int64_t>(AlignedBuffer::kHugePageBytes);
-
-// Best effort, as AlignedBuffer::Populate.
-void PopulatePages(std::byte* begin, uint64_t bytes) {
-  const size_t before = reinterpret_cast<uintptr_t>(begin) % AlignedBuffer::kPageBytes;
-  madvise(begin - before, bytes + before, MADV_POPULATE_WRITE);
-}
 
 int64_t Pieces(int64_t all, int64_t of_piece) { return (all + of_piece - 1) / of_piece; }
 

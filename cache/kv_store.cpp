@@ -12,7 +12,6 @@
 #include "core/base/error.h"
 #include "core/base/logging.h"
 #include "core/base/units.h"
-#include "core/io/forward_reader.h"
 
 namespace moesaic {
 namespace {

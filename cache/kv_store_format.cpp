@@ -127,4 +127,12 @@ uint64_t KvBlockChecksum(PrefixId id, std::span<const std::byte> block) {
   return Hash64(block, id);
 }
 
+uint64_t KvBlockChecksum(PrefixId id, std::span<const iovec> pieces) {
+  Hash64Stream hash(id);
+  for (const iovec& piece : pieces) {
+    hash.Add({static_cast<const std::byte*>(piece.iov_base), piece.iov_len});
+  }
+  return hash.Value();
+}
+
 }  // namespace moesaic

@@ -7,6 +7,8 @@
 // Functions of their arguments; bytes are untrusted.
 #pragma once
 
+#include <sys/uio.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -52,5 +54,7 @@ KvEntryState ParseKvStoreEntry(std::span<const std::byte> bytes, KvStoreEntry& e
 
 // Of the bytes of the block of this id: an older block in the same slot has another one.
 uint64_t KvBlockChecksum(PrefixId id, std::span<const std::byte> block);
+// The same of a block whose bytes lie in these pieces, one behind the other.
+uint64_t KvBlockChecksum(PrefixId id, std::span<const iovec> pieces);
 
 }  // namespace moesaic

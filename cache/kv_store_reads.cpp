@@ -205,16 +205,19 @@ void KvStore::TakeReads(int64_t timeout_us) {
 
 void KvStore::EndRun(Run& run, int64_t result) {
   std::string problem;
-  std::vector<uint64_t> checksums(run.entries.size());
+  const auto end_of = [&](size_t i) {
+    return static_cast<int64_t>(i * stride_ + shape_.block_bytes);
+  };
+  std::vector<uint64_t> checksums(run.entries.size());  // of those that were read
   copies_.ForEach(run.entries.size(), [&](size_t i) {
+    if (result < end_of(i)) return;
     checksums[i] = KvBlockChecksum(run.entries[i].id, Frame(run.frame + static_cast<int32_t>(i)));
   });
   std::vector<bool> whole(run.entries.size());
   for (size_t i = 0; i < run.entries.size(); ++i) {
-    const auto end = static_cast<int64_t>(i * stride_ + shape_.block_bytes);
     if (result < 0) {
       problem = "cannot read: " + ErrnoMessage(static_cast<int>(-result));
-    } else if (result < end) {
+    } else if (result < end_of(i)) {
       problem = "the file of blocks ends early";
     } else if (checksums[i] != run.entries[i].checksum) {
       problem = "a block does not have its checksum";

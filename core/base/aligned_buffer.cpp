@@ -52,10 +52,14 @@ void AlignedBuffer::GiveBack(size_t begin, size_t bytes) {
 
 bool AlignedBuffer::Populate(size_t begin, size_t bytes) {
   CHECK(begin <= bytes_ && bytes <= bytes_ - begin);
+  return PopulatePages(data_ + begin, bytes);
+}
+
+bool PopulatePages(std::byte* begin, size_t bytes) {
   if (bytes == 0) return true;
   // madvise takes whole pages; the first one may be partly somebody else's, which does no harm.
-  const size_t before = reinterpret_cast<uintptr_t>(data_ + begin) % kPageBytes;
-  return madvise(data_ + begin - before, bytes + before, MADV_POPULATE_WRITE) == 0;
+  const size_t before = reinterpret_cast<uintptr_t>(begin) % AlignedBuffer::kPageBytes;
+  return madvise(begin - before, bytes + before, MADV_POPULATE_WRITE) == 0;
 }
 
 }  // namespace moesaic

@@ -10,6 +10,11 @@
 
 namespace moesaic {
 
+// Has the kernel give the memory of these bytes now, not when they are first written: a fresh huge
+// page may take 2 ms in a virtual machine whose host has taken it back. Their contents stay. Best
+// effort: false when the kernel does not. Any thread.
+bool PopulatePages(std::byte* begin, size_t bytes);
+
 class AlignedBuffer {
  public:
   static constexpr size_t kPageBytes = 4096;
@@ -39,9 +44,7 @@ class AlignedBuffer {
   }
   std::span<std::byte> span() { return {data_, bytes_}; }
   void Zero();
-  // Has the kernel give the memory of these bytes now, not when they are first written: a fresh
-  // huge page may take 2 ms in a virtual machine whose host has taken it back. Their contents stay.
-  // Best effort: false when the kernel does not. Any thread.
+  // PopulatePages of a part.
   bool Populate(size_t begin, size_t bytes);
   // Gives the memory of these bytes, and of those behind them up to the end of their last huge
   // page, back to the kernel: whole pages of the kind that the buffer asked for. What was there is

@@ -20,10 +20,11 @@ inline uint64_t Hash64(std::string_view text, uint64_t seed = 0) {
   return Hash64(std::as_bytes(std::span(text)), seed);
 }
 
-// The same hash of bytes that come piece by piece, so that each is hashed while it is in a cache.
+// The same hash of bytes that come piece by piece: each is hashed while it is in a cache, and they
+// need not lie together.
 class Hash64Stream {
  public:
-  Hash64Stream();
+  explicit Hash64Stream(uint64_t seed = 0);
   ~Hash64Stream();
   Hash64Stream(const Hash64Stream&) = delete;
   Hash64Stream& operator=(const Hash64Stream&) = delete;

@@ -12,7 +12,6 @@
 #include "core/base/error.h"
 #include "core/base/file.h"
 #include "core/base/logging.h"
-#include "core/io/forward_reader.h"
 #include "core/io/reader_backends.h"
 
 namespace moesaic {

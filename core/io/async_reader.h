@@ -86,6 +86,9 @@ class AsyncReader {
 // Opens the files. `depth`: reads in flight at most. Throws Error(kNotFound / kIo) naming the file.
 std::unique_ptr<AsyncReader> OpenAsyncReader(const std::vector<std::filesystem::path>& files,
                                              ReadBackend backend, int depth);
+// Of one file whose reads are mostly one behind the other: as ReadBackend::kBuffered, but the
+// system may read ahead, and keep what it reads in large pages.
+std::unique_ptr<AsyncReader> OpenForwardReader(const std::filesystem::path& file, int depth);
 const char* ReadBackendName(ReadBackend backend);
 
 }  // namespace moesaic

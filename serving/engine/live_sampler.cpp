@@ -9,7 +9,7 @@
 namespace moesaic {
 namespace {
 
-constexpr size_t kMostLogged = 8192;
+constexpr size_t kMostLogged = 8192;  // 32 KiB
 
 int64_t MicrosecondsBetween(LiveSampler::Clock::time_point from,
                             LiveSampler::Clock::time_point to) {

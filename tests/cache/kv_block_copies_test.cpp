@@ -13,6 +13,7 @@
 #include "cache/kv_population.h"
 #include "cache/kv_store_file.h"
 #include "core/base/aligned_buffer.h"
+#include "tests/cache/kv_store_rig.h"
 #include "tests/core/base/temp_dir.h"
 
 namespace moesaic {
@@ -47,12 +48,6 @@ class KvBlockCopiesTest : public testing::Test {
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
     return bytes;
   }
-  static bool ReadAll(int file, uint64_t offset, std::span<const iovec> to) {
-    ssize_t bytes = 0;
-    for (const iovec& part : to) bytes += static_cast<ssize_t>(part.iov_len);
-    return preadv(file, to.data(), static_cast<int>(to.size()), static_cast<off_t>(offset)) ==
-           bytes;
-  }
   void ExpectFirst(size_t count) const {
     std::vector<std::byte> bytes(shape_.block_bytes);
     for (size_t i = 0; i < count; ++i) {
@@ -73,7 +68,7 @@ TEST_F(KvBlockCopiesTest, TheFirstThatIsNotCachedIsTheEnd) {
   KvBlockCopies copies(memory_);
   for (const size_t there : {blocks_.size(), size_t{0}, size_t{1}, size_t{17}}) {
     const auto read = [&](int file, uint64_t offset, std::span<const iovec> to) {
-      return offset < there * KvStoreFile::SlotBytes(shape_) && ReadAll(file, offset, to);
+      return offset < there * KvStoreFile::SlotBytes(shape_) && ReadPieces(file, offset, to);
     };
     EXPECT_EQ(copies.CopyCached(file_->blocks(), blocks_, read), there);
     ExpectFirst(there);
@@ -85,7 +80,7 @@ TEST_F(KvBlockCopiesTest, DamagedBlocksAreNotThere) {
   std::vector<std::byte> bytes = Content(9);
   bytes.back() ^= std::byte{1};
   file_->WriteBlock(9, bytes);
-  EXPECT_EQ(copies.CopyCached(file_->blocks(), blocks_, ReadAll), 9u);
+  EXPECT_EQ(copies.CopyCached(file_->blocks(), blocks_, ReadPieces), 9u);
   ExpectFirst(9);
 }
 
@@ -94,7 +89,7 @@ TEST_F(KvBlockCopiesTest, TheSystemsCacheIsReadWholeOrNotAtAll) {
   const uint64_t bytes = 30 * KvStoreFile::SlotBytes(shape_);
   std::vector<std::byte> whole(bytes);
   iovec one = {whole.data(), whole.size()};
-  ASSERT_TRUE(ReadAll(file_->blocks(), 0, {&one, 1}));  // and it is cached, but for bad luck
+  ASSERT_TRUE(ReadPieces(file_->blocks(), 0, {&one, 1}));  // and it is cached, but for bad luck
   std::vector<std::byte> read(bytes);
   std::vector<iovec> pieces;
   for (uint64_t begin = 0; begin < bytes; begin += 100) {
@@ -112,17 +107,23 @@ TEST_F(KvBlockCopiesTest, TheSystemsCacheIsReadWholeOrNotAtAll) {
 TEST(KvPopulationTest, FramesAndTheFirstBlocksAreTouchedAndKeepTheirBytes) {
   constexpr int64_t kBlocks = 300;
   constexpr uint64_t kBlockBytes = 16384;
-  AlignedBuffer layers(2 * kBlocks * kBlockBytes);
+  constexpr size_t kBytes = 2 * kBlocks * kBlockBytes;
+  // Mapped, as what an allocator has had before would be there already.
+  const auto unmap = [](void* begin) { munmap(begin, kBytes); };
+  void* const mapped =
+      mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  const std::unique_ptr<void, decltype(unmap)> owner(mapped, unmap);
+  auto* const layers = static_cast<std::byte*>(mapped);
   AlignedBuffer frames(kBlocks * 4096);
   KvMemory memory;
-  memory.layers = {{layers.data(), kBlockBytes, 0},
-                   {layers.data() + kBlocks * kBlockBytes, kBlockBytes, 0}};
+  memory.layers = {{layers, kBlockBytes, 0}, {layers + kBlocks * kBlockBytes, kBlockBytes, 0}};
   if (!frames.Populate(0, 4096)) {
     GTEST_SKIP() << "the kernel has no MADV_POPULATE_WRITE";
   }
-  madvise(layers.data(), layers.bytes(), MADV_NOHUGEPAGE);  // else pages behind come, too
+  madvise(layers, kBytes, MADV_NOHUGEPAGE);  // else pages behind come, too
   frames.data()[70] = std::byte{7};
-  layers.data()[5] = std::byte{5};
+  layers[5] = std::byte{5};
   const auto resident = [](const std::byte* begin, size_t bytes) {
     std::vector<unsigned char> pages(bytes / 4096);
     EXPECT_EQ(mincore(const_cast<std::byte*>(begin), bytes, pages.data()), 0);
@@ -138,7 +139,7 @@ TEST(KvPopulationTest, FramesAndTheFirstBlocksAreTouchedAndKeepTheirBytes) {
     EXPECT_EQ(resident(memory.layers[layer].Block(130), 170 * kBlockBytes), 0);
   }
   EXPECT_EQ(frames.data()[70], std::byte{7});
-  EXPECT_EQ(layers.data()[5], std::byte{5});
+  EXPECT_EQ(layers[5], std::byte{5});
 }
 
 }  // namespace

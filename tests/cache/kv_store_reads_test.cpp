@@ -1,7 +1,6 @@
 // How a store of prefix blocks hands them over: from host memory, from the disk by several reads at
 // a time, and with the recurrent states behind them.
 #include <gtest/gtest.h>
-#include <sys/uio.h>
 
 #include <algorithm>
 #include <atomic>
@@ -114,9 +113,7 @@ TEST_F(KvStoreReadTest, SeveralReadsAreInFlightAndNeighboursAreOne) {
 TEST_F(KvStoreReadTest, WhatFollowsIsReadAhead) {
   const auto tokens = Tokens(1, kPoolBlocks);
   WriteAll(*Open(), tokens);
-  KvStoreOptions options = Options();
-  options.read_cached = nullptr;
-  const auto store = OpenWith(options);
+  const auto store = OpenByFrames();
   const std::vector<int32_t> first = {0, 0};
   const KvStore::ReadId read =
       store->Read(kEmptyPrefix, BlockOf(tokens, 0), first, std::span(tokens).subspan(kTokens));
@@ -128,15 +125,26 @@ TEST_F(KvStoreReadTest, WhatFollowsIsReadAhead) {
   EXPECT_EQ(store->counters().from_disk, static_cast<uint64_t>(kPoolBlocks));
 }
 
-// The system's cache of files has the first so many blocks.
-KvBlockCopies::ReadCached HasCached(int blocks, std::atomic<int>& asked) {
-  return [blocks, &asked](int file, uint64_t offset, std::span<const iovec> to) {
-    ++asked;
-    return offset < static_cast<uint64_t>(blocks) * 4096 &&
-           preadv(file, to.data(), static_cast<int>(to.size()), static_cast<off_t>(offset)) ==
-               static_cast<ssize_t>(kBlockBytes);
-  };
-}
+// A system whose cache of files has the first so many blocks, and its disk.
+struct CachingSystem {
+  explicit CachingSystem(int blocks) : cached(blocks) {}
+
+  KvBlockCopies::ReadCached ReadCached() {
+    return [this](int file, uint64_t offset, std::span<const iovec> to) {
+      ++asked;
+      return offset < static_cast<uint64_t>(cached) * 4096 && ReadPieces(file, offset, to);
+    };
+  }
+  KvStoreOptions Use(KvStoreOptions options) {
+    UseDisk(disk, options);
+    options.read_cached = ReadCached();
+    return options;
+  }
+
+  const int cached;
+  std::atomic<int> asked{0};
+  DiskScript disk;
+};
 
 // What is cached goes past the frames, and the disk is asked for the others.
 TEST_F(KvStoreReadTest, TheSystemsCacheIsAskedBeforeTheDisk) {
@@ -145,12 +153,8 @@ TEST_F(KvStoreReadTest, TheSystemsCacheIsAskedBeforeTheDisk) {
   std::vector<int32_t> blocks;
   for (int32_t b = 0; b < kPoolBlocks; ++b) blocks.insert(blocks.end(), {b, b});
   for (const int cached : {0, 3, kPoolBlocks}) {
-    DiskScript disk;
-    std::atomic<int> asked{0};
-    KvStoreOptions options = Options();
-    UseDisk(disk, options);
-    options.read_cached = HasCached(cached, asked);
-    const auto store = OpenWith(options);
+    CachingSystem system(cached);
+    const auto store = OpenWith(system.Use(Options()));
     const KvStore::ReadId read = store->Read(kEmptyPrefix, tokens, blocks, {});
     while (!store->Poll(read).ended) std::this_thread::yield();
     EXPECT_EQ(store->Poll(read).done, kPoolBlocks);
@@ -161,23 +165,19 @@ TEST_F(KvStoreReadTest, TheSystemsCacheIsAskedBeforeTheDisk) {
       memory_.Gather(std::span(blocks).subspan(2 * i, 2), bytes);
       EXPECT_EQ(bytes, Content(BlockOf(tokens, i))) << i;
     }
-    EXPECT_EQ(disk.reads.load(), cached < kPoolBlocks ? 1 : 0);
+    EXPECT_EQ(system.disk.reads.load(), cached < kPoolBlocks ? 1 : 0);
     EXPECT_EQ(store->counters().memory_blocks, static_cast<uint64_t>(kPoolBlocks - cached));
     EXPECT_EQ(store->counters().bytes_read, kPoolBlocks * kBlockBytes);
     EXPECT_EQ(store->counters().from_disk, static_cast<uint64_t>(kPoolBlocks));
-    EXPECT_GT(asked.load(), 0);
+    EXPECT_GT(system.asked.load(), 0);
   }
 }
 
 TEST_F(KvStoreReadTest, WhatIsCachedIsNotReadAhead) {
   const auto tokens = Tokens(1, kPoolBlocks);
   WriteAll(*Open(), tokens);
-  DiskScript disk;
-  std::atomic<int> asked{0};
-  KvStoreOptions options = Options();
-  UseDisk(disk, options);
-  options.read_cached = HasCached(kPoolBlocks, asked);
-  const auto store = OpenWith(options);
+  CachingSystem system(kPoolBlocks);
+  const auto store = OpenWith(system.Use(Options()));
   const std::vector<int32_t> first = {0, 0};
   const KvStore::ReadId read =
       store->Read(kEmptyPrefix, BlockOf(tokens, 0), first, std::span(tokens).subspan(kTokens));
@@ -186,7 +186,7 @@ TEST_F(KvStoreReadTest, WhatIsCachedIsNotReadAhead) {
   store->Stop(read);
   EXPECT_EQ(WriteAll(*store, Tokens(2, 1)), 1);  // reading ahead would come before
   while (store->counters().blocks_written < 1) std::this_thread::yield();
-  EXPECT_EQ(disk.reads.load(), 0);
+  EXPECT_EQ(system.disk.reads.load(), 0);
   EXPECT_EQ(ReadAll(*store, tokens), kPoolBlocks);
 }
 
@@ -195,10 +195,8 @@ TEST_F(KvStoreReadTest, DamageInTheSystemsCacheIsFound) {
   const auto tokens = Tokens(1, kPoolBlocks);
   WriteAll(*Open(), tokens);
   Damage(".blocks", 5 * 4096 + 10);
-  std::atomic<int> asked{0};
-  KvStoreOptions options = Options();
-  options.read_cached = HasCached(kPoolBlocks, asked);
-  const auto store = OpenWith(options);
+  CachingSystem system(kPoolBlocks);
+  const auto store = OpenWith(system.Use(Options()));
   EXPECT_EQ(ReadAll(*store, tokens), 5);
   EXPECT_EQ(store->counters().failed_reads, 1u);
   EXPECT_EQ(store->Find(tokens).size(), 5u);
@@ -208,13 +206,12 @@ TEST_F(KvStoreReadTest, DamageInTheSystemsCacheIsFound) {
 TEST_F(KvStoreReadTest, MemoryBeforeADiskKeepsWhatTheSystemHadCached) {
   const auto tokens = Tokens(1, kPoolBlocks);
   WriteAll(*Open(), tokens);
-  std::atomic<int> asked{0};
-  KvStoreOptions options = Options();
+  CachingSystem system(kPoolBlocks);
+  KvStoreOptions options = system.Use(Options());
   options.memory_bytes = kPoolBlocks * 4096;
-  options.read_cached = HasCached(kPoolBlocks, asked);
   const auto store = OpenWith(options);
   EXPECT_EQ(ReadAll(*store, tokens), kPoolBlocks);
-  EXPECT_EQ(asked.load(), 0);
+  EXPECT_EQ(system.asked.load(), 0);
   EXPECT_EQ(store->counters().memory_blocks, static_cast<uint64_t>(kPoolBlocks));
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sys/uio.h>
 
 #include <algorithm>
 #include <atomic>
@@ -14,6 +15,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -31,6 +33,13 @@ inline constexpr int64_t kTokens = 4;  // of a block
 inline constexpr int kPoolBlocks = 8;
 inline constexpr uint64_t kBlockBytes = 3 * 640 + 2 * 192;
 inline constexpr uint64_t kStoreSlotBytes = 4096 + 64;  // and an entry of the index
+
+// Reads all that `to` has room for, from the disk where it must.
+inline bool ReadPieces(int file, uint64_t offset, std::span<const iovec> to) {
+  ssize_t bytes = 0;
+  for (const iovec& part : to) bytes += static_cast<ssize_t>(part.iov_len);
+  return preadv(file, to.data(), static_cast<int>(to.size()), static_cast<off_t>(offset)) == bytes;
+}
 
 // Two groups of layers, whose memory a test fills and looks at.
 class KvStoreTest : public testing::Test {
@@ -63,6 +72,13 @@ class KvStoreTest : public testing::Test {
     KvStoreOptions options = Options(slots);
     options.key = key;
     return OpenWith(options, calls);
+  }
+
+  // A store that does not ask the system's cache of files: all goes by frames.
+  std::unique_ptr<KvStore> OpenByFrames(int64_t slots = 64) {
+    KvStoreOptions options = Options(slots);
+    options.read_cached = nullptr;
+    return OpenWith(options);
   }
 
   static std::vector<int32_t> Tokens(int seed, int64_t blocks) {

@@ -32,9 +32,7 @@ TEST_F(KvStoreTest, BlocksOutliveTheStore) {
     EXPECT_EQ(store->counters().blocks, 14u);
     EXPECT_EQ(store->counters().bytes, 14u * 4096);
   }
-  KvStoreOptions by_frames = Options();
-  by_frames.read_cached = nullptr;
-  const auto store = OpenWith(by_frames);
+  const auto store = OpenByFrames();
   EXPECT_TRUE(store->writable());
   EXPECT_EQ(store->Find(a).size(), 9u);
   EXPECT_EQ(ReadAll(*store, a), 9);
@@ -193,9 +191,7 @@ TEST_F(KvStoreTest, ASecondProcessReadsWhatTheFirstOneWrites) {
   auto first = Open(4);
   WriteAll(*first, a);
   while (first->counters().blocks_written < 3) std::this_thread::yield();
-  KvStoreOptions by_frames = Options(4);
-  by_frames.read_cached = nullptr;
-  const auto second = OpenWith(by_frames);
+  const auto second = OpenByFrames(4);
   EXPECT_FALSE(second->writable());
   const auto late = Open(4);
   EXPECT_EQ(ReadAll(*second, a), 3);

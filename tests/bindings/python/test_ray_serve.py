@@ -135,7 +135,7 @@ class ServeTest(unittest.TestCase):
 
     def test_a_client_that_leaves_ends_its_request(self):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
-        body = {"prompt": "Once", "max_tokens": 60000, "temperature": 0, "ignore_eos": True, "stream": True}
+        body = {"prompt": "Once", "max_tokens": LONG_TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         response = connection.getresponse()
         response.read(40)

@@ -5,9 +5,6 @@
 #include <algorithm>
 #include <span>
 #include <string>
-#include <vector>
-
-#include "core/base/hash_pieces.h"
 
 namespace moesaic {
 namespace {
@@ -55,15 +52,19 @@ TEST(HashTest, PiecesHaveTheHashOfTheWhole) {
   }
 }
 
-TEST(HashTest, BytesThatDoNotLieTogetherHaveTheHashOfTheWhole) {
-  std::string text = Pattern(5000);
-  std::vector<iovec> pieces;
-  for (size_t at = 0, bytes = 0; at < text.size(); at += bytes) {
-    bytes = std::min(text.size() - at, 1 + at);
-    pieces.push_back({text.data() + at, bytes});
+TEST(HashTest, AStreamKeepsItsSeed) {
+  const std::string text = Pattern(5000);
+  const std::span<const std::byte> bytes = std::as_bytes(std::span(text));
+  Hash64Stream stream(77);
+  for (int round = 0; round < 2; ++round) {
+    stream.Reset();
+    EXPECT_EQ(stream.Value(), Hash64("", 77));
+    for (size_t at = 0, piece = 0; at < bytes.size(); at += piece) {
+      piece = std::min(bytes.size() - at, 1 + at);
+      stream.Add(bytes.subspan(at, piece));
+    }
+    EXPECT_EQ(stream.Value(), Hash64(text, 77));
   }
-  EXPECT_EQ(Hash64OfPieces(pieces, 77), Hash64(text, 77));
-  EXPECT_EQ(Hash64OfPieces({}), Hash64(""));
 }
 
 TEST(HashTest, EveryByteCounts) {
