@@ -6,8 +6,11 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <memory>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "cache/kv_population.h"
@@ -73,6 +76,35 @@ TEST_F(KvBlockCopiesTest, TheFirstThatIsNotCachedIsTheEnd) {
     EXPECT_EQ(copies.CopyCached(file_->blocks(), blocks_, read), there);
     ExpectFirst(there);
   }
+}
+
+// A later one that fails after an earlier one, on another thread, hides nothing.
+TEST_F(KvBlockCopiesTest, TheFirstOfThoseThatFailIsTheEnd) {
+  KvBlockCopies copies(memory_);
+  const uint64_t slot_bytes = KvStoreFile::SlotBytes(shape_);
+  std::atomic<bool> later_began{false};
+  std::atomic<bool> earlier_failed{false};
+  // Waits for the other block's thread, which there may be none of.
+  const auto wait_for = [](const std::atomic<bool>& flag) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
+    while (!flag && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  };
+  const auto read = [&](int file, uint64_t offset, std::span<const iovec> to) {
+    if (offset == slot_bytes) {
+      wait_for(later_began);
+      earlier_failed = true;
+      return false;
+    }
+    if (offset == 2 * slot_bytes) {
+      later_began = true;
+      wait_for(earlier_failed);
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));  // until that is known
+      return false;
+    }
+    return ReadPieces(file, offset, to);
+  };
+  EXPECT_EQ(copies.CopyCached(file_->blocks(), blocks_, read), 1u);
+  ExpectFirst(1);
 }
 
 TEST_F(KvBlockCopiesTest, DamagedBlocksAreNotThere) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <iterator>
 #include <random>
 #include <thread>
@@ -188,6 +189,34 @@ TEST_F(KvStoreReadTest, WhatIsCachedIsNotReadAhead) {
   while (store->counters().blocks_written < 1) std::this_thread::yield();
   EXPECT_EQ(system.disk.reads.load(), 0);
   EXPECT_EQ(ReadAll(*store, tokens), kPoolBlocks);
+}
+
+// The pool's memory is its caller's again when Stop has returned.
+TEST_F(KvStoreReadTest, StopWaitsForACopyThatRuns) {
+  const auto tokens = Tokens(1, 1);
+  WriteAll(*Open(), tokens);
+  std::atomic<bool> begun{false};
+  std::atomic<bool> may_end{false};
+  std::atomic<bool> ended{false};
+  KvStoreOptions options = Options();
+  options.read_cached = [&](int file, uint64_t offset, std::span<const iovec> to) {
+    begun = true;
+    while (!may_end) std::this_thread::yield();
+    const bool there = ReadPieces(file, offset, to);
+    ended = true;
+    return there;
+  };
+  const auto store = OpenWith(options);
+  const std::vector<int32_t> first = {0, 0};
+  const KvStore::ReadId read = store->Read(kEmptyPrefix, tokens, first, {});
+  while (!begun) std::this_thread::yield();
+  std::thread release([&] {  // later than a Stop that does not wait would have returned
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    may_end = true;
+  });
+  store->Stop(read);
+  EXPECT_TRUE(ended);
+  release.join();
 }
 
 // A damaged block is found in the system's cache as on the disk, and told of once.
