@@ -36,7 +36,7 @@ double UsedShare(int64_t experts, int64_t top_k, int64_t tokens) {
 bool ModuleBatchPlan::Worth(int64_t now_tokens, int64_t slots) const {
   if (tokens == 0 || choice == ModuleBatches::kOff) return false;
   return choice == ModuleBatches::kOn || slots >= changing ||
-         UsedShare(experts, top_k, now_tokens) >= kWholeLayerOfBlocks;
+         UsedShare(experts, top_k, now_tokens) >= kUsedShareOfModuleBatch;
 }
 
 ModuleBatchPlan PlanModuleBatches(const EngineOptions& options, const ModelConfig& config,

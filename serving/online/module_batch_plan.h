@@ -35,6 +35,8 @@ struct ModuleBatchPlan {
 // Of a layer's experts, those that so many tokens use: each one's are taken for independent of the
 // others'.
 double UsedShare(int64_t experts, int64_t top_k, int64_t tokens);
+// From this share on whole layers are fetched for a step.
+inline constexpr double kUsedShareOfModuleBatch = 0.75;
 
 // As many tokens as were asked for, or as four steps have, or as most_bytes hold the rows of, a
 // step's at least; there are none where no lines of batches are served, with devices, deferral, and

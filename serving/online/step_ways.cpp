@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "serving/model/expert_runner.h"
 #include "serving/online/module_batch_plan.h"
 
 namespace moesaic {
@@ -36,7 +35,7 @@ bool StepWays::Foretold(const Class& of) const {
 
 bool StepWays::AsModuleBatch(int64_t rows, bool decodes, bool reads) {
   if (choice_ == ModuleBatches::kOff || !reads || experts_.layers == 0 ||
-      UsedShare(experts_.of_layer, experts_.top_k, rows) < kWholeLayerOfBlocks) {
+      UsedShare(experts_.of_layer, experts_.top_k, rows) < kUsedShareOfModuleBatch) {
     return false;
   }
   if (choice_ == ModuleBatches::kOn) return true;
