@@ -66,8 +66,8 @@ struct LayerBlock {
 };
 
 // When the blocks of a layer want such a share of its experts, the later layers are fetched as a
-// whole, in the order of need, while the link has nothing else to do. With 0.75 prompts that use two
-// thirds of the experts did not hide reading behind computing (docs/experiments/prefill.md).
+// whole, in the order of need, while the link has nothing else to do. With 0.75 prompts that use
+// two thirds of the experts did not hide reading behind computing (docs/experiments/prefill.md).
 inline constexpr double kWholeLayerOfBlocks = 0.5;
 
 class ExpertRunner {
