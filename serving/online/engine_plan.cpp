@@ -198,6 +198,7 @@ EnginePlan PlanEngine(const EngineOptions& asked, const ModelFiles& files) {
     }
     free_bytes -= (1 + copies) * plan.predictor_bytes;
     plan.expert_budget_bytes = expert_bytes();
+    plan.unused_bytes = free_bytes - plan.expert_budget_bytes;
   } else {
     plan.expert_budget_bytes =
         std::min(plan.all_experts_bytes, options.expert_memory.BytesOf(plan.all_experts_bytes));

@@ -44,6 +44,7 @@ struct EnginePlan {
   uint64_t expert_budget_bytes = 0;  // for slots
   uint64_t most_expert_bytes = 0;    // what that may become while the engine runs; 0: it stays
   uint64_t all_experts_bytes = 0;    // what 100% is
+  uint64_t unused_bytes = 0;         // beyond all experts, with --expert-memory auto
   uint64_t slot_bytes = 0;
   int64_t expert_slots = 0;  // of all devices together, when there are any
   ShareRole share = ShareRole::kNone;

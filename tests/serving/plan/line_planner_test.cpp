@@ -100,6 +100,21 @@ TEST_F(LinePlannerTest, WhatIsGivenIsKept) {
   EXPECT_EQ(PlanEngine(options, files_).module_batches.tokens, options.max_num_batched_tokens);
 }
 
+// Rows of many tokens take what is left beyond all experts, not experts' memory.
+TEST_F(LinePlannerTest, NothingIsReadWhileMemoryIsLeftBeyondAllExperts) {
+  EngineOptions options = ServerOptions();
+  options.expert_memory = "auto";
+  const int64_t tokens = 16 * options.max_num_batched_tokens;
+  const auto slow_over_fast = [&] {
+    return Predict(options, kSlow, 16, tokens) / Predict(options, kFast, 16, tokens);
+  };
+  EXPECT_EQ(slow_over_fast(), 1);
+  // Less than all experts and these rows take.
+  const EnginePlan plan = PlanEngine(options, files_);
+  options.machine_memory_bytes -= plan.unused_bytes;
+  EXPECT_LT(slow_over_fast(), 1);
+}
+
 // Lines without room for their keys and values would only push each other out.
 TEST_F(LinePlannerTest, NoMoreLinesThanKeysAndValuesHaveRoomFor) {
   EngineOptions options = ServerOptions();
