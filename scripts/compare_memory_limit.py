@@ -7,7 +7,7 @@ reads the others, against llama.cpp, which maps its file and lets the kernel cho
 
 The limit is what `moesaic show` says that the model needs with such a budget; both programs run in a memory control
 group (version 1 or 2) with that limit, which takes root, and both begin with their files out of the page cache.
-Model and GGUF come from scripts/make_bench_model.py.
+Model and GGUF come from scripts/make_bench_model.py; --model may be the same GGUF file.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def rates_of_moesaic(arguments, group, budget):
 def rates_of_llama(arguments, group):
     forget_cached(arguments.gguf)
     text = group.run([arguments.llama / "llama-bench", "-m", arguments.gguf, "-t", arguments.threads, "-p", 0, "-n",
-                      arguments.output, "-r", arguments.repetitions, "-o", "json"])
+                      arguments.output, "-r", arguments.repetitions, "-o", "json", *arguments.llama_flags.split()])
     return json.loads(text[text.index("["):])[0]["samples_ts"]
 
 
@@ -90,6 +90,9 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--output", type=int, default=32, help="tokens that a run generates")
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--llama-flags", default="", metavar="FLAGS",
+                        help="more flags of llama-bench; \"--repack 0\" where it copies weights (Q4_0, Q4_K) into memory "
+                        "that the limit does not allow")
     arguments = parser.parse_args()
 
     print("| experts in memory | limit | moesaic, tokens/s | experts found there | llama.cpp, tokens/s | |\n|" + "---|" * 6)
