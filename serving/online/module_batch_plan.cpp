@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "serving/model/expert_runner.h"
 #include "serving/model/layer_pass.h"
 #include "serving/model/model.h"
 

@@ -183,23 +183,25 @@ TEST(ExpertRunnerTest, TheOrderOfArrivalChangesNoBit) {
   EXPECT_EQ(hashes[0], hashes[1]);
 }
 
+// Layer 1 wants so many experts, others four.
+class Routed : public RoutingHook {
+ public:
+  explicit Routed(int distinct) : distinct_(distinct) {}
+  void OnRouting(int64_t layer, const ForwardBatch&, std::span<int32_t> experts,
+                 std::span<float>) override {
+    const int distinct = layer == 1 ? distinct_ : 4;
+    for (size_t i = 0; i < experts.size(); ++i) {
+      experts[i] = static_cast<int32_t>(i) % distinct;
+    }
+  }
+
+ private:
+  int distinct_;
+};
+
 // Nine of ten experts wanted: all of the next sparse layer are expected, and no more when it has
 // begun. Eight: nothing is said.
 TEST(ExpertRunnerTest, NearlyAWholeLayerExpectsTheNext) {
-  class Routed : public RoutingHook {
-   public:
-    explicit Routed(int distinct) : distinct_(distinct) {}
-    void OnRouting(int64_t layer, const ForwardBatch&, std::span<int32_t> experts,
-                   std::span<float>) override {
-      const int distinct = layer == 1 ? distinct_ : 4;
-      for (size_t i = 0; i < experts.size(); ++i) {
-        experts[i] = static_cast<int32_t>(i) % distinct;
-      }
-    }
-
-   private:
-    int distinct_;
-  };
   for (const int distinct : {8, 9, 10}) {
     SCOPED_TRACE(distinct);
     Record record;
@@ -219,6 +221,33 @@ TEST(ExpertRunnerTest, NearlyAWholeLayerExpectsTheNext) {
     for (const ExpertId id : record.expected[0].second) EXPECT_EQ(id.layer, 3);
     EXPECT_EQ(record.expected[1].first, 2u);
     EXPECT_TRUE(record.expected[1].second.empty());
+  }
+}
+
+// In a pass by layers half of the experts are enough: the later layers are expected as a whole. Of
+// less only what is there is to stay.
+TEST(ExpertRunnerTest, HalfOfALayerOfBlocksExpectsTheLaterOnes) {
+  for (const int distinct : {4, 5}) {
+    SCOPED_TRACE(distinct);
+    Record record;
+    ModelHarness model(FixtureModel(kModel), OptionsWith(record));
+    Routed hook(distinct);
+    const std::vector<int32_t> tokens = PromptOf(3, 20, 150);
+    auto sequence = model.NewSequence(64);
+    SequenceSlice slice;
+    slice.num_tokens = std::ssize(tokens);
+    slice.blocks = sequence.blocks;
+    model.model().Forward({tokens, {&slice, 1}}, &hook, true);
+    ASSERT_EQ(record.layers.size(), 2u);
+    EXPECT_EQ(record.layers[0].needed.size(), static_cast<size_t>(distinct));
+    ASSERT_FALSE(record.expected.empty());
+    EXPECT_EQ(record.expected[0].first, 1u);  // while the first layer is open
+    std::vector<ExpertId> expected;
+    for (uint16_t index = 0; distinct == 5 && index < 10; ++index) {
+      expected.push_back({.layer = 3, .index = index});
+    }
+    EXPECT_EQ(record.expected[0].second, expected);
+    EXPECT_TRUE(record.expected.back().second.empty());  // nothing is left over
   }
 }
 
