@@ -205,7 +205,7 @@ void ExpertRunner::ListExpected(int64_t layer) {
 
 // What the blocks to come want: of this layer what earlier blocks have used and what is there, for
 // a later block may use it; then the later layers, in their order: all of their experts when this
-// one wants most of its own, else those that are there.
+// one wants half of its own or more, else those that are there.
 void ExpertRunner::ListOfBlocks(int64_t layer) {
   if (block_->first) std::fill(used_.begin(), used_.end(), uint8_t{0});
   for (Part& part : parts_) {

@@ -216,7 +216,7 @@ class ExpertRunner {
   std::vector<uint8_t> immediate_;       // [experts] a pair wants it that is not deferred
   std::optional<LayerBlock> block_;      // of which the next Run is
   std::vector<uint8_t> used_;            // [experts] by blocks of the layer so far
-  bool whole_layers_ = false;            // the last layer of blocks wanted nearly all experts
+  bool whole_layers_ = false;            // the last layer of blocks wanted enough experts
   std::vector<LayerRows> layers_;        // two where pairs are deferred, else one
   LayerRows* open_ = nullptr;            // that parts run
   LayerRows* running_ = nullptr;         // deferred by the layer that runs

@@ -35,7 +35,7 @@ struct ModuleBatchPlan {
 // Of a layer's experts, those that so many tokens use: each one's are taken for independent of the
 // others'.
 double UsedShare(int64_t experts, int64_t top_k, int64_t tokens);
-// From this share on whole layers are fetched for a step.
+// Steps that are predicted to use such a share may run as module batches.
 inline constexpr double kUsedShareOfModuleBatch = 0.75;
 
 // As many tokens as were asked for, or as four steps have, or as most_bytes hold the rows of, a

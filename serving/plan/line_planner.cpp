@@ -42,16 +42,11 @@ double LinesWithRoom(const EnginePlan& plan, const Line& line, int64_t step_toke
 int64_t SlotsBeside(const EngineOptions& options, const ModelConfig& config, const EnginePlan& plan,
                     int64_t tokens) {
   if (!options.expert_memory.is_auto() || plan.slot_bytes == 0) return plan.expert_slots;
-  const uint64_t planned = plan.module_batches.bytes;
-  const uint64_t rows = LayerPass::Bytes(config, tokens);
-  uint64_t experts = plan.expert_budget_bytes;
-  if (rows > planned) {
-    const uint64_t more = rows - planned;
-    experts -= std::min(experts, more - std::min(more, plan.unused_bytes));
-  } else {
-    experts = std::min(plan.all_experts_bytes, experts + (planned - rows));
-  }
-  return static_cast<int64_t>(experts / plan.slot_bytes);
+  const uint64_t all = plan.expert_budget_bytes + plan.module_batches.bytes;
+  uint64_t rows = LayerPass::Bytes(config, tokens);
+  rows -= std::min(rows, plan.unused_bytes);
+  const uint64_t left = std::min(plan.all_experts_bytes, all > rows ? all - rows : 0);
+  return static_cast<int64_t>(left / plan.slot_bytes);
 }
 
 std::vector<int64_t> Tried(int64_t fixed, int64_t unit, int64_t most) {

@@ -109,7 +109,7 @@ TEST_F(LinePlannerTest, NothingIsReadWhileMemoryIsLeftBeyondAllExperts) {
     return Predict(options, kSlow, 16, tokens) / Predict(options, kFast, 16, tokens);
   };
   EXPECT_EQ(slow_over_fast(), 1);
-  // Less than all experts and these rows take.
+  // With memory for less than all experts and these rows.
   const EnginePlan plan = PlanEngine(options, files_);
   options.machine_memory_bytes -= plan.unused_bytes;
   EXPECT_LT(slow_over_fast(), 1);
