@@ -293,7 +293,7 @@ void Latent::MakeQueries(const LatentWeights& w, const ActivatedRows& x, RowRang
     product.x_stride_bytes = x.stride_bytes;
     product.m = piece.count();
     product.w = {w.query.data + first_panel * w.query.panel_bytes(), w.query.type,
-                 end_output - first_output, w.query.k};
+                 end_output - first_output, w.query.k, w.query.form};
     product.panel_end = product.w.panels();
     product.y = out;
     product.y_stride = width;

@@ -307,6 +307,48 @@ TEST(GgufModelTest, IntegerActivationsGiveTheSameBitsOnEveryIsa) {
   EXPECT_LT(error, 0.01 * magnitude);
 }
 
+class GgufBlocksTest : public testing::TestWithParam<const char*> {};
+
+// Every family with matrices in blocks (tests/reference/make_gguf_blocks.py): kept with f32
+// activations they give the bits of their values, and with int8 activations the same bits on every
+// ISA, wherever experts are and however many rows come at once.
+TEST_P(GgufBlocksTest, KeptBlocksGiveTheSameBitsEverywhere) {
+  const fs::path path = kData / "gguf" / "blocks" / (std::string(GetParam()) + ".gguf");
+  std::vector<int32_t> tokens(33);
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 29 % 90);
+  for (const WeightType type : {WeightType::kGgufF32, WeightType::kGguf}) {
+    std::vector<float> expected;
+    if (type == WeightType::kGgufF32) expected = LogitsOf(path, WeightType::kF32, 0);
+    for (const Isa isa : IsasOf(NumericsClass::kF32)) {
+      HarnessOptions options;
+      options.isa = isa;
+      options.weight_type = type;
+      options.kv_type = WeightType::kF32;
+      options.kv_blocks = 16;
+      for (const int64_t slots : {0, 4}) {
+        options.expert_slots = slots;
+        ModelHarness model(path, options);
+        for (const int64_t chunk : {1, 10, 33}) {
+          SCOPED_TRACE(fmt::format("{}, {}, {} slots, {} rows", IsaName(isa), WeightTypeName(type),
+                                   slots, chunk));
+          auto sequence = model.NewSequence(40);
+          const std::vector<float> logits = model.Prefill(sequence, tokens, chunk);
+          if (expected.empty()) expected = logits;
+          ExpectSameBits(logits, expected);
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, GgufBlocksTest,
+                         testing::Values("arctic_bf16", "dbrx_bf16_clip", "deepseek_v3_bf16_groups",
+                                         "ernie4_5_moe_bf16", "gpt_oss_mxfp4", "granitemoe_bf16",
+                                         "mixtral_fp32_defaults", "olmoe_bf16_clip",
+                                         "qwen3_5_moe_bf16", "qwen3_moe_bf16_sharded",
+                                         "qwen3_next_bf16"),
+                         [](const auto& test) { return std::string(test.param); });
+
 TEST(GgufModelTest, PlainFloatsTakeF32Activations) {
   ModelConfig config = LoadModelConfig(kMixed);
   EXPECT_TRUE(HasGgufExperts(config));
