@@ -161,6 +161,8 @@ CpuKernels MakeKernels(Isa isa) {
       CHECK(ChooseProducts(WeightType::kInt8, int8_steps, table));
       const KernelStep int4_steps[] = {{1, vectors}, {6, tiles}};
       CHECK(ChooseProducts(WeightType::kInt4, int4_steps, table));
+      const KernelStep block_steps[] = {{1, vectors}, {9, tiles}};
+      CHECK(ChooseProducts(WeightType::kGguf, block_steps, table));
     }
   }
   return table;

@@ -15,7 +15,7 @@ std::vector<ProductOption> ProductOptions(const CpuKernels& kernels, WeightType 
       const bool own = isa == kernels.quant_isa;
       const bool narrow = isa != QuantIsa::kScalar && isa < kernels.quant_isa &&
                           isa != QuantIsa::kAvx512;  // VNNI takes one instruction for its four
-      const bool tiles = isa == QuantIsa::kAmx && kernels.isa == Isa::kAmx && !IsGguf(type);
+      const bool tiles = isa == QuantIsa::kAmx && kernels.isa == Isa::kAmx;
       if (!own && !((narrow || tiles) && QuantIsaSupported(isa))) continue;
       const CpuKernels table = WithQuantIsa(kernels, isa);
       options.push_back({QuantIsaName(isa), {table.quant_matmul, table.quant_gate_up}});

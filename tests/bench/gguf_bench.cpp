@@ -4,10 +4,12 @@
 //   gguf_bench [rounds [ROWS...] [TYPE...]]
 //
 // A TYPE is one of GGUF's, with int8 activations, or with "f32:" before it with f32 ones, or a name
-// of another type of weights (w4a16, mxfp4_f32, fp8). MOESAIC_ISA chooses the instruction set.
-// Every number is the median over rounds; a round runs all candidates of a number of rows one after
-// the other, and reads memory beside them, in one place and in eight at once, of which the faster
-// counts. Products cycle through more weights than any cache holds.
+// of another type of weights (w4a16, mxfp4_f32, fp8). MOESAIC_ISA chooses the instruction set; with
+// the name of one before a type of GGUF's ("avx512_vnni:Q4_K", "amx:Q4_K") all its products are
+// that set's, whatever the number of rows. Every number is the median over rounds; a round runs all
+// candidates of a number of rows one after the other, and reads memory beside them, in one place
+// and in eight at once, of which the faster counts. Products cycle through more weights than any
+// cache holds.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -22,6 +24,7 @@
 #include "core/base/aligned_buffer.h"
 #include "kernels/cpu/gguf_blocks.h"
 #include "kernels/cpu/kernels.h"
+#include "kernels/cpu/product_choice.h"
 #include "tests/bench/kernel_bench_util.h"
 
 namespace moesaic {
@@ -40,9 +43,18 @@ void FillBlocks(AlignedBuffer& memory) {
   }
 }
 
+struct Shape {
+  std::string name;
+  PackedMatrix matrix;
+  std::string instructions;  // empty: the table's choice
+};
+
 struct Product {
-  Product(const CpuKernels& table, PackedMatrix shape, int64_t rows)
-      : kernels(table), matrix(shape), m(rows), copies(kWeightBytes / shape.bytes() + 1) {
+  Product(const CpuKernels& table, const Shape& shape, int64_t rows)
+      : kernels(TableFor(table, shape)),
+        matrix(shape.matrix),
+        m(rows),
+        copies(kWeightBytes / shape.matrix.bytes() + 1) {
     weights = AlignedBuffer(static_cast<size_t>(matrix.bytes() * copies));
     if (IsGguf(matrix.type)) {
       FillBlocks(weights);
@@ -76,7 +88,17 @@ struct Product {
     next = (next + 1) % copies;
   }
 
-  const CpuKernels& kernels;
+  static CpuKernels TableFor(const CpuKernels& table, const Shape& shape) {
+    CpuKernels kernels = table;
+    const KernelStep steps[] = {{1, shape.instructions}};
+    if (!shape.instructions.empty() && !ChooseProducts(shape.matrix.type, steps, kernels)) {
+      std::fprintf(stderr, "%s: this CPU has no such products\n", shape.name.c_str());
+      std::exit(1);
+    }
+    return kernels;
+  }
+
+  CpuKernels kernels;
   PackedMatrix matrix;
   int64_t m, copies, stride = 0, next = 0;
   AlignedBuffer weights, activations;
@@ -85,31 +107,34 @@ struct Product {
 
 void Bench(int rounds, std::vector<int64_t> row_counts, std::vector<std::string> types) {
   const CpuKernels& kernels = SelectKernels();
-  std::vector<std::pair<std::string, PackedMatrix>> shapes;
+  std::vector<Shape> shapes;
   for (const WeightType type : {WeightType::kBf16, WeightType::kInt8, WeightType::kInt4}) {
-    shapes.emplace_back(WeightTypeName(type), PackedMatrix{nullptr, type, kOutputs, kInputs});
+    shapes.push_back({WeightTypeName(type), {nullptr, type, kOutputs, kInputs}, ""});
   }
   if (types.empty()) {
     types = {"Q8_0",  "Q4_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS",  "IQ4_NL",
              "MXFP4", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "f32:Q4_K"};
   }
   for (const std::string& name : types) {
-    const bool f32 = name.starts_with("f32:");
-    const GgufType* const type = FindGgufType(f32 ? name.substr(4) : name);
+    const size_t colon = name.find(':');
+    const std::string prefix = colon == std::string::npos ? "" : name.substr(0, colon);
+    const bool f32 = prefix == "f32";
+    const GgufType* const type = FindGgufType(prefix.empty() ? name : name.substr(colon + 1));
     const auto* const other =
         std::find_if(std::begin(kWeightTypes), std::end(kWeightTypes),
                      [&](const WeightTraits& traits) { return name == traits.name; });
     if (type == nullptr && other != std::end(kWeightTypes) && !IsGguf(other->type) &&
         IsOfMatrices(other->type)) {
-      shapes.emplace_back(name, PackedMatrix{nullptr, other->type, kOutputs, kInputs});
+      shapes.push_back({name, {nullptr, other->type, kOutputs, kInputs}, ""});
       continue;
     }
     if (type == nullptr || (!f32 && type->block_values == 1)) {
       std::fprintf(stderr, "%s: not a type of blocks\n", name.c_str());
       return;
     }
-    shapes.emplace_back(name, PackedMatrix{nullptr, f32 ? WeightType::kGgufF32 : WeightType::kGguf,
-                                           kOutputs, kInputs, GgufFormOf(*type)});
+    const WeightType weights = f32 ? WeightType::kGgufF32 : WeightType::kGguf;
+    shapes.push_back(
+        {name, {nullptr, weights, kOutputs, kInputs, GgufFormOf(*type)}, f32 ? "" : prefix});
   }
   if (row_counts.empty()) row_counts = {1, 4, 16, 64, 512};
   AlignedBuffer memory(static_cast<size_t>(kWeightBytes));
@@ -117,16 +142,16 @@ void Bench(int rounds, std::vector<int64_t> row_counts, std::vector<std::string>
   std::printf("%s, %s, [%ld, %ld]: ns for 1,000 weights and row (GB/s of weights)\n\n| rows |",
               IsaName(kernels.isa), QuantIsaName(kernels.quant_isa), static_cast<long>(kOutputs),
               static_cast<long>(kInputs));
-  for (const auto& shape : shapes) std::printf(" %s |", shape.first.c_str());
+  for (const Shape& shape : shapes) std::printf(" %s |", shape.name.c_str());
   std::printf(" reading, GB/s |\n|---|---|");
   for (size_t i = 0; i < shapes.size(); ++i) std::printf("---|");
   std::printf("\n");
   for (const int64_t m : row_counts) {
     std::vector<std::unique_ptr<Product>> products;
     std::vector<Candidate> candidates;
-    for (const auto& [name, shape] : shapes) {
+    for (const Shape& shape : shapes) {
       products.push_back(std::make_unique<Product>(kernels, shape, m));
-      candidates.push_back({name, [p = products.back().get()] { p->Run(); }});
+      candidates.push_back({shape.name, [p = products.back().get()] { p->Run(); }});
     }
     candidates.push_back({"reading", [&] { ReadPeakSequential(memory.data(), kWeightBytes); }});
     candidates.push_back({"reading", [&] { ReadPeak(memory.data(), kWeightBytes); }});
@@ -136,7 +161,7 @@ void Bench(int rounds, std::vector<int64_t> row_counts, std::vector<std::string>
       const double seconds = candidates[i].Median();
       const auto weights = static_cast<double>(kOutputs * kInputs * m);
       std::printf(" %.2f (%.1f) |", seconds * 1e12 / weights,
-                  static_cast<double>(shapes[i].second.bytes()) / seconds / 1e9);
+                  static_cast<double>(shapes[i].matrix.bytes()) / seconds / 1e9);
     }
     const double least = std::min(candidates[shapes.size()].Median(), candidates.back().Median());
     std::printf(" %.1f |\n", static_cast<double>(kWeightBytes) / least / 1e9);

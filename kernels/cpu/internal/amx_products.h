@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cpu/internal/amx_bf16.h"
+#include "kernels/cpu/internal/amx_gguf.h"
 #include "kernels/cpu/internal/amx_integers.h"
 
 namespace moesaic {
@@ -35,11 +36,13 @@ void AmxCodedGateUp(const GateUpArgs& args) {
 }
 
 void AmxQuantMatmul(const MatmulArgs& args) {
+  if (args.w.type == WeightType::kGguf) return AmxGgufMatmul(args);
   args.w.type == WeightType::kInt8 ? AmxQuantMatmulOf<WeightType::kInt8>(args)
                                    : AmxQuantMatmulOf<WeightType::kInt4>(args);
 }
 
 void AmxQuantGateUp(const GateUpArgs& args) {
+  if (args.gate.type == WeightType::kGguf) return AmxGgufGateUp(args);
   args.gate.type == WeightType::kInt8 ? AmxQuantGateUpOf<WeightType::kInt8>(args)
                                       : AmxQuantGateUpOf<WeightType::kInt4>(args);
 }

@@ -122,6 +122,14 @@ struct Tiles {
     if constexpr (kRow == 1 && kPanel == 0) _tile_dpbsud(2, 5, 6);
     if constexpr (kRow == 1 && kPanel == 1) _tile_dpbsud(3, 5, 7);
   }
+  // Signed bytes of both.
+  template <int kRow, int kPanel>
+  MOESAIC_INLINE static void DotSignedBytes() {
+    if constexpr (kRow == 0 && kPanel == 0) _tile_dpbssd(0, 4, 6);
+    if constexpr (kRow == 0 && kPanel == 1) _tile_dpbssd(1, 4, 7);
+    if constexpr (kRow == 1 && kPanel == 0) _tile_dpbssd(2, 5, 6);
+    if constexpr (kRow == 1 && kPanel == 1) _tile_dpbssd(3, 5, 7);
+  }
 
  private:
   // GCC 12 does not know that a load of a tile reads memory.

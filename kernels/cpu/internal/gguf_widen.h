@@ -28,12 +28,13 @@ struct GgufPanel {
 };
 
 // The bytes of inputs 4 kLine to 4 kLine + 3 of a block with this body.
-template <uint32_t kId, int kLine>
+template <uint32_t kId, int kLine, bool kSigned>
 MOESAIC_INLINE ByteLine LevelLine(const std::byte* body) {
   constexpr GgufCodes kCodes = GgufCodesOf(kId);
+  constexpr int kZero = kSigned || GgufKindOf(kId).addends ? 0 : kGgufZero;
   const ByteLine codes = CodesAt<kId, kLine>(body);
-  if constexpr (GgufKindOf(kId).addends || kCodes.zero == kGgufZero) return codes;
-  return AddToBytes(codes, kGgufZero - kCodes.zero);
+  if constexpr (kCodes.zero == kZero) return codes;
+  return AddToBytes(codes, kZero - kCodes.zero);
 }
 
 // --- inputs [first, first + inputs), at most kGgufStep and whole blocks, of a panel; first is a
@@ -64,39 +65,41 @@ inline void ScalesOfGguf(const GgufPanel& panel, int64_t first, int64_t inputs, 
   }
 }
 
-template <uint32_t kId>
+template <uint32_t kId, bool kSigned>
 inline void WidenGgufOf(const GgufPanel& panel, int64_t first, int64_t inputs, WidePanel& out) {
   constexpr auto kLines = static_cast<int>(kGgufBlockInputs<kId> / 4);
   ScalesOfGguf<kId>(panel, first, inputs, out);
   const std::byte* body = GgufBodyOf<kId>(panel, first);
-  out.lines = kId == kQ8_0 ? body : out.memory;
-  if constexpr (kId == kQ8_0) return;
+  constexpr bool kAsTheyAre = kId == kQ8_0 && !kSigned;
+  out.lines = kAsTheyAre ? body : out.memory;
+  if constexpr (kAsTheyAre) return;
   std::byte* __restrict to = out.memory;
   for (int64_t i = 0; i < inputs; i += kGgufBlockInputs<kId>) {
     ForEach<kLines>([&](auto line) MOESAIC_BODY {
       constexpr int kLine = decltype(line)::value;
-      StoreLine(to + kLine * kLineBytes, LevelLine<kId, kLine>(body));
+      StoreLine(to + kLine * kLineBytes, LevelLine<kId, kLine, kSigned>(body));
     });
     to += kLines * kLineBytes;
     body += GgufLayoutOf(kId)->body_lines * kLineBytes;
   }
 }
 
-// The bytes of a panel that are asked for while a step is at work: as many as the step reads, some
-// way behind these, or, at the end of the panel, of the one that follows `next_bytes` further on.
+// The bytes of a panel that are asked for while a step is at work: as many as the step reads, at
+// least `distance` behind these, or, at the end of the panel, of the one that follows `next_bytes`
+// further on.
 struct GgufAhead {
   const std::byte* from;
   int64_t lines;
 };
 MOESAIC_INLINE GgufAhead AheadOfStep(const std::byte* panel, const GgufForm& form, int64_t k,
-                                     int64_t first, int64_t inputs, int64_t next_bytes) {
-  constexpr int64_t kDistance = 48 * kLineBytes;
+                                     int64_t first, int64_t inputs, int64_t next_bytes,
+                                     int64_t distance = 48 * kLineBytes) {
   const GgufLayout* const layout = GgufLayoutOf(form.id);
   const int64_t blocks = k / form.values;
   const int64_t bytes = RoundUp(blocks * form.bytes * kLanes, kLineBytes);
   // Heads are read from another place than bodies.
   const int64_t heads = layout != nullptr ? GgufBodyOffset(*layout, blocks) : 0;
-  int64_t at = first / form.values * form.bytes * kLanes + heads + kDistance;
+  int64_t at = first / form.values * form.bytes * kLanes + heads + distance;
   if (at >= bytes) at += next_bytes - bytes;
   return {panel + at, CeilDiv(inputs / form.values * form.bytes * kLanes, kLineBytes)};
 }
@@ -136,10 +139,13 @@ MOESAIC_INLINE void WithGgufType(uint32_t id, const F& body) {
   }
 }
 
+// kSigned: bytes are weights as they are, zero is 0, of every kind.
+template <bool kSigned = false>
 inline void WidenGguf(uint32_t id, const GgufPanel& panel, int64_t first, int64_t inputs,
                       WidePanel& out) {
-  WithGgufType(id,
-               [&](auto type) { WidenGgufOf<decltype(type)::value>(panel, first, inputs, out); });
+  WithGgufType(id, [&](auto type) {
+    WidenGgufOf<decltype(type)::value, kSigned>(panel, first, inputs, out);
+  });
 }
 
 }  // namespace

@@ -6,12 +6,13 @@
 #include "kernels/cpu/coded_weights.h"
 #include "kernels/cpu/internal/tables.h"
 #include "tests/kernels/cpu/emulated_amx.h"
-#include "tests/kernels/cpu/kernel_test_util.h"
+#include "tests/kernels/cpu/gguf_test_util.h"
 
 namespace moesaic {
 namespace {
 
 using testing_util::Activations;
+using testing_util::BlockWeights;
 using testing_util::Dot;
 using testing_util::DotOf;
 using testing_util::DotTolerance;
@@ -74,6 +75,34 @@ TEST_F(AmxTest, IntegersOfVeryLongRows) {
     EXPECT_TRUE(SameBits(Multiply(amx_, x, w, kRows, nullptr, 1),
                          Multiply(scalar_, x, w, kRows, nullptr, 1)))
         << k;
+  }
+}
+
+// Scales of 16 and of 32 inputs, with addends and without; a last group that is not whole, rows of
+// one tile and of more, some of which two tiles share.
+TEST_F(AmxTest, BlocksGiveTheBitsOfPlainCode) {
+  constexpr int64_t kN = 75;
+  const auto as_weights = [&](const BlockWeights& blocks) {
+    Weights weights(scalar_, {}, 0, blocks.matrix().k, WeightType::kF32);
+    weights.matrix = blocks.matrix();
+    return weights;
+  };
+  for (const char* const type : {"Q8_0", "Q4_1", "MXFP4", "Q2_K", "Q4_K", "Q6_K"}) {
+    const bool large = std::string_view(type).find('K') != std::string_view::npos;
+    const int64_t k = large ? 512 : 416;
+    const BlockWeights gate_blocks(type, kN, k, random_, WeightType::kGguf);
+    const BlockWeights up_blocks(type, kN, k, random_, WeightType::kGguf);
+    const Weights gate = as_weights(gate_blocks);
+    const Weights up = as_weights(up_blocks);
+    for (const int64_t m : {1, 9, 16, 35, 130}) {
+      SCOPED_TRACE(fmt::format("{}, {} rows", type, m));
+      const Activations x(scalar_, random_.Normals(m * k, 0.01f), m, k, WeightType::kGguf);
+      const std::vector<float> expected = Multiply(scalar_, x, gate, m, nullptr, 100);
+      for (const int64_t step : {1, 3, 100}) {
+        EXPECT_TRUE(SameBits(Multiply(amx_, x, gate, m, nullptr, step), expected)) << step;
+      }
+      EXPECT_EQ(HiddenBytes(amx_, x, gate, up, m, 8), HiddenBytes(scalar_, x, gate, up, m, 100));
+    }
   }
 }
 

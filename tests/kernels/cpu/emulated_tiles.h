@@ -1,6 +1,6 @@
 // Tiles of kernels/cpu/internal/amx_tiles.h in plain C++: what the tile registers of AMX do, from
-// the pseudo-code of the Intel SDM (volume 2: TILELOADD, TDPBF16PS, TDPBSUD). What would be a fault
-// there fails a CHECK here. Included after a Vec16.
+// the pseudo-code of the Intel SDM (volume 2: TILELOADD, TDPBF16PS, TDPBSUD, TDPBSSD). What would
+// be a fault there fails a CHECK here. Included after a Vec16.
 //
 // Each thread has registers of its own.
 #pragma once
@@ -82,14 +82,16 @@ inline void DotTileBf16(EmulatedTile& sums, EmulatedTile& x, EmulatedTile& w) {
   }
 }
 
-inline void DotTileBytes(EmulatedTile& sums, EmulatedTile& x, EmulatedTile& w) {
+// Signed bytes of activations, and of weights bytes of type W.
+template <typename W>
+void DotTileBytes(EmulatedTile& sums, EmulatedTile& x, EmulatedTile& w) {
   CheckShapes(sums, x, w);
   for (int64_t row = 0; row < sums.rows; ++row) {
     for (int64_t n = 0; n < sums.row_bytes / 4; ++n) {
       int32_t& sum = Element<int32_t>(sums, row, n);
       for (int64_t k = 0; k < x.row_bytes / 4; ++k) {
         for (int64_t i = 0; i < 4; ++i) {
-          sum += Element<int8_t>(x, row, 4 * k + i) * Element<uint8_t>(w, k, 4 * n + i);
+          sum += Element<int8_t>(x, row, 4 * k + i) * Element<W>(w, k, 4 * n + i);
         }
       }
     }
@@ -152,7 +154,11 @@ struct Tiles {
   }
   template <int kRow, int kPanel>
   static void DotBytes() {
-    DotTileBytes(Sums(kRow, kPanel), TileRegister(4 + kRow), TileRegister(6 + kPanel));
+    DotTileBytes<uint8_t>(Sums(kRow, kPanel), TileRegister(4 + kRow), TileRegister(6 + kPanel));
+  }
+  template <int kRow, int kPanel>
+  static void DotSignedBytes() {
+    DotTileBytes<int8_t>(Sums(kRow, kPanel), TileRegister(4 + kRow), TileRegister(6 + kPanel));
   }
 
  private:
