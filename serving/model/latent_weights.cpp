@@ -13,7 +13,7 @@ PackedMatrix OfHead(const PackedMatrix& all, int64_t n, int64_t head) {
   const int64_t panels = WholePanels(n) / kPanelOutputs;
   const std::byte* const data =
       all.data == nullptr ? nullptr : all.data + head * panels * all.panel_bytes();
-  return {data, all.type, n, all.k};
+  return {data, all.type, n, all.k, all.form};
 }
 
 }  // namespace
@@ -115,7 +115,10 @@ void LoadIndexer(const LatentSpec& spec, const IndexerWeights& w, const TensorPl
 
 LatentWeights LayOutMixer(const LatentSpec& spec, int64_t hidden, WeightType type,
                           WeightArena& arena) {
-  const WeightType absorbed = AbsorbedType(spec, type, arena);
+  const auto absorbed = [&](int64_t n, int64_t k, TensorSlot slot) {
+    return arena.KeepsBlocks(type, k, slot) ? arena.Matrix(type, n, k, slot)
+                                            : arena.Computed(AbsorbedType(spec, type, arena), n, k);
+  };
   LatentWeights w;
   if (spec.q_rank > 0) {
     w.query_down = arena.Matrix(type, spec.q_rank, hidden, TensorSlot::kQDown);
@@ -126,8 +129,8 @@ LatentWeights LayOutMixer(const LatentSpec& spec, int64_t hidden, WeightType typ
   w.down = arena.Matrix(type, spec.row_width(), hidden, TensorSlot::kKvDown);
   TakeSameActivations({spec.q_rank > 0 ? &w.query_down : &w.query, &w.down});
   w.norm = arena.Vector(spec.kv_rank);
-  w.keys = arena.Computed(absorbed, spec.heads * WholePanels(spec.kv_rank), spec.nope_dim);
-  w.values = arena.Computed(absorbed, spec.heads * WholePanels(spec.value_dim), spec.kv_rank);
+  w.keys = absorbed(spec.heads * WholePanels(spec.kv_rank), spec.nope_dim, TensorSlot::kKeyUp);
+  w.values = absorbed(spec.heads * WholePanels(spec.value_dim), spec.kv_rank, TensorSlot::kValueUp);
   w.output = arena.Matrix(type, hidden, spec.output_width(), TensorSlot::kOutput);
   w.indexer = LayOutIndexer(spec, hidden, type, arena);
   return w;

@@ -25,7 +25,8 @@ struct IndexerWeights {
 // What makes keys and values of a latent is split by heads, so that queries and what attention
 // finds can be multiplied with it instead ("absorbed"). Both parts stay in bf16 where the other
 // weights are integers: they are multiplied along another axis than the checkpoint's. Of fp8
-// weights they are fp8 where the scales allow it, else f32.
+// weights they are fp8 where the scales allow it, else f32; of GGUF files blocks where the file has
+// them apart, else f32.
 struct LatentWeights {
   using Spec = LatentSpec;
 

@@ -62,6 +62,10 @@ class WeightArena {
     TakeSameActivations(all);
     return rows;
   }
+  // Whether a tensor of this layer stays in blocks of a GGUF file.
+  bool KeepsBlocks(WeightType type, int64_t k, TensorSlot slot) const {
+    return IsGguf(type) && config_.tensors.Has(slot) && !IsPlain(ShapeOf(type, 1, k, slot).form);
+  }
   // Of this type in any case; its values are computed from tensors, in GGUF files as f32.
   PackedMatrix Computed(WeightType type, int64_t n, int64_t k) {
     return Placed(ShapeOf(type, n, k, std::nullopt));

@@ -6,6 +6,9 @@ another type.
 Metadata are those of the file it is made of, but that the widths of MLPs are rounded up to whole blocks of 32: rows and
 columns that are new are random. Matrices whose rows are whole blocks are quantised by `gguf.quants`, but for those of
 routers and convolutions; all else is as it was.
+
+`deepseek_v2_lite.gguf` is random: of a model whose queries have no rank, and whose heads' matrices have rows of whole
+blocks (scripts/make_shape_gguf.py).
 """
 
 from __future__ import annotations
@@ -13,17 +16,28 @@ from __future__ import annotations
 import itertools
 import pathlib
 import re
+import sys
 
 import gguf
 import numpy as np
 
 from make_gguf_fixtures import write
 
+ROOT = pathlib.Path(__file__).parents[2]
+sys.path.append(str(ROOT / "scripts"))
+import make_shape_gguf  # noqa: E402
+
 NAMES = (
     "arctic_bf16", "dbrx_bf16_clip", "deepseek_v3_bf16_groups", "ernie4_5_moe_bf16", "gpt_oss_mxfp4",
     "granitemoe_bf16", "mixtral_fp32_defaults", "olmoe_bf16_clip", "qwen3_5_moe_bf16", "qwen3_moe_bf16_sharded",
     "qwen3_next_bf16",
 )
+LITE = {
+    "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "n_routed_experts": 8, "n_shared_experts": 2,
+    "num_experts_per_tok": 3, "first_k_dense_replace": 1, "num_attention_heads": 4, "q_lora_rank": None, "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "vocab_size": 320, "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "rope_scaling": None, "routed_scaling_factor": 1.0, "norm_topk_prob": False,
+}
 BLOCK = 32
 TYPES = ("Q8_0", "Q5_1", "Q4_0", "Q4_1", "Q5_0")
 PLAIN = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "ssm_conv1d.weight")
@@ -81,10 +95,12 @@ def convert(source: pathlib.Path, out: pathlib.Path) -> None:
 
 
 def main() -> None:
-    data = pathlib.Path(__file__).parents[1] / "data" / "gguf"
+    data = ROOT / "tests" / "data" / "gguf"
     (data / "blocks").mkdir(exist_ok=True)
     for name in NAMES:
         convert(data / "models" / f"{name}.gguf", data / "blocks" / f"{name}.gguf")
+    lite = make_shape_gguf.Mla(LITE, 3)
+    make_shape_gguf.write(data / "blocks" / "deepseek_v2_lite.gguf", lite, LITE["vocab_size"], 7)
 
 
 if __name__ == "__main__":

@@ -342,12 +342,35 @@ TEST_P(GgufBlocksTest, KeptBlocksGiveTheSameBitsEverywhere) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, GgufBlocksTest,
-                         testing::Values("arctic_bf16", "dbrx_bf16_clip", "deepseek_v3_bf16_groups",
-                                         "ernie4_5_moe_bf16", "gpt_oss_mxfp4", "granitemoe_bf16",
+                         testing::Values("arctic_bf16", "dbrx_bf16_clip", "deepseek_v2_lite",
+                                         "deepseek_v3_bf16_groups", "ernie4_5_moe_bf16",
+                                         "gpt_oss_mxfp4", "granitemoe_bf16",
                                          "mixtral_fp32_defaults", "olmoe_bf16_clip",
                                          "qwen3_5_moe_bf16", "qwen3_moe_bf16_sharded",
                                          "qwen3_next_bf16"),
                          [](const auto& test) { return std::string(test.param); });
+
+// What queries and what attention finds are multiplied with, head by head.
+TEST(GgufModelTest, HeadsOfLatentAttentionStayInTheirBlocks) {
+  const fs::path path = kData / "gguf" / "blocks" / "deepseek_v2_lite.gguf";
+  const ModelConfig config = LoadModelConfig(path);
+  const LatentSpec& spec = *config.FindMixer<LatentSpec>();
+  const ModelWeights shapes = ModelWeights::Shapes(config, WeightType::kGguf);
+  const auto& w = std::get<LatentWeights>(shapes.layers[1].mixer);
+  EXPECT_EQ(w.query.type, WeightType::kGguf);
+  const std::pair<PackedMatrix, int64_t> heads[] = {{w.KeysOf(spec, 3), spec.nope_dim},
+                                                    {w.ValuesOf(spec, 3), spec.kv_rank}};
+  for (const auto& [matrix, inputs] : heads) {
+    EXPECT_EQ(matrix.type, WeightType::kGguf);
+    EXPECT_EQ(matrix.k, inputs);
+    EXPECT_EQ(matrix.form, GgufFormOf(*FindGgufType("Q5_0")));
+  }
+  // Rows of plain floats, or of the checkpoint's one matrix, are widened.
+  ModelConfig plain = config;
+  plain.gguf_types["blk.1.attn_k_b.weight"] = FindGgufType("F16")->id;
+  const ModelWeights widened = ModelWeights::Shapes(plain, WeightType::kGguf);
+  EXPECT_EQ(std::get<LatentWeights>(widened.layers[1].mixer).keys.type, WeightType::kF32);
+}
 
 TEST(GgufModelTest, PlainFloatsTakeF32Activations) {
   ModelConfig config = LoadModelConfig(kMixed);
