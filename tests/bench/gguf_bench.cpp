@@ -54,7 +54,7 @@ struct Product {
       : kernels(TableFor(table, shape)),
         matrix(shape.matrix),
         m(rows),
-        copies(kWeightBytes / shape.matrix.bytes() + 1) {
+        copies(kWeightBytes / std::max<int64_t>(shape.matrix.bytes(), 1) + 1) {
     weights = AlignedBuffer(static_cast<size_t>(matrix.bytes() * copies));
     if (IsGguf(matrix.type)) {
       FillBlocks(weights);
