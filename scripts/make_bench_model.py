@@ -92,9 +92,9 @@ def write_safetensors(path, config, seed):
                 chunk.tofile(file)
 
 
-def vocabulary_of(size):
-    """Special tokens, all bytes, then characters of the CJK and Hangul blocks."""
-    characters = [chr(code) for code in [*range(0x4E00, 0xA000), *range(0xAC00, 0xD7A4)]]
+def vocabulary_of(size, more=()):
+    """Special tokens, all bytes, then characters of the CJK and Hangul blocks, and those of the codes `more`."""
+    characters = [chr(code) for code in [*range(0x4E00, 0xA000), *range(0xAC00, 0xD7A4), *more]]
     tokens = SPECIAL_TOKENS + [f"<0x{byte:02X}>" for byte in range(256)] + characters
     if size > len(tokens):
         raise SystemExit(f"--vocabulary: at most {len(tokens)} tokens")
@@ -153,8 +153,23 @@ def gguf_tensors(config):
     yield "output.weight", ["lm_head.weight"], False
 
 
+def add_gguf_tokenizer(writer, tokens):
+    import gguf  # only GGUF files need it
+
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * len(tokens))
+    writer.add_token_types([gguf.TokenType.UNKNOWN] + [gguf.TokenType.CONTROL] * 2 + [gguf.TokenType.BYTE] * 256 +
+                           [gguf.TokenType.NORMAL] * (len(tokens) - 259))
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_bos_token(False)
+    writer.add_add_space_prefix(False)
+
+
 def write_gguf(path, config, tokens, checkpoint):
-    import gguf  # only this needs it
+    import gguf
 
     writer = gguf.GGUFWriter(path, "qwen3moe")
     writer.add_name(path.stem)
@@ -172,16 +187,7 @@ def write_gguf(path, config, tokens, checkpoint):
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(tokens)
-    writer.add_token_scores([0.0] * len(tokens))
-    writer.add_token_types([gguf.TokenType.UNKNOWN] + [gguf.TokenType.CONTROL] * 2 + [gguf.TokenType.BYTE] * 256 +
-                           [gguf.TokenType.NORMAL] * (len(tokens) - 259))
-    writer.add_unk_token_id(0)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_add_bos_token(False)
-    writer.add_add_space_prefix(False)
+    add_gguf_tokenizer(writer, tokens)
     for name, sources, float32 in gguf_tensors(config):
         shape = checkpoint.header[sources[0]]["shape"]
         shape = shape if len(sources) == 1 else [len(sources), *shape]

@@ -19,7 +19,9 @@ import zlib
 import gguf
 import numpy
 
-SPECIAL_TOKENS = ["<unk>", "<s>", "</s>"]
+from make_bench_model import add_gguf_tokenizer, vocabulary_of
+
+MORE_CHARACTERS = range(0x10000, 0x110000)  # of published vocabularies
 CHUNK_BLOCKS = 1 << 19
 Type = gguf.GGMLQuantizationType
 
@@ -48,8 +50,8 @@ def random_blocks(kind, inputs, count, generator):
     return blocks
 
 
-def mla_type(name, inputs, layers):
-    """Of a Q4_K_M file: llama.cpp's llama_tensor_get_type."""
+def type_of_q4_k_m(name, inputs, layers):
+    """What llama.cpp's llama_tensor_get_type gives a matrix."""
     layer = int(name.split(".")[1]) if name.startswith("blk.") else 0
     more = layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
     six = name == "output.weight" or ("ffn_down" in name and more)
@@ -196,27 +198,10 @@ class Mla(Shape):
         yield from self.ends()
 
     def type_of(self, name, inputs):
-        return mla_type(name, inputs, self.layers)
+        return type_of_q4_k_m(name, inputs, self.layers)
 
 
 FAMILIES = {"gpt_oss": GptOss, "deepseek_v2": Mla, "deepseek_v3": Mla, "glm4_moe_lite": Mla}
-
-
-def add_tokenizer(writer, size):
-    """Special tokens, all bytes, then one character each: a text has the same tokens in every engine."""
-    codes = [*range(0x4E00, 0xA000), *range(0xAC00, 0xD7A4), *range(0x10000, 0x110000)]
-    tokens = SPECIAL_TOKENS + [f"<0x{byte:02X}>" for byte in range(256)] + [chr(code) for code in codes]
-    tokens = tokens[:size]
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(tokens)
-    writer.add_token_scores([0.0] * size)
-    writer.add_token_types([gguf.TokenType.UNKNOWN] + [gguf.TokenType.CONTROL] * 2 + [gguf.TokenType.BYTE] * 256 +
-                           [gguf.TokenType.NORMAL] * (size - 259))
-    writer.add_unk_token_id(0)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_add_bos_token(False)
-    writer.add_add_space_prefix(False)
 
 
 def row_bytes(kind, inputs):
@@ -228,7 +213,7 @@ def write(path, shape, vocabulary, seed):
     writer = gguf.GGUFWriter(path, shape.architecture)
     writer.add_name(path.stem)
     shape.metadata(writer)
-    add_tokenizer(writer, vocabulary)
+    add_gguf_tokenizer(writer, vocabulary_of(vocabulary, MORE_CHARACTERS))
     tensors = []
     for name, dims, plain in shape.tensors():
         kind = Type.F32 if plain else shape.type_of(name, dims[-1])

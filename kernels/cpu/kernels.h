@@ -159,6 +159,13 @@ struct PackedMatrix {
     return 0;
   }
   int64_t bytes() const { return panels() * panel_bytes(); }
+  // `outputs` of them, from a panel on.
+  PackedMatrix From(int64_t first_panel, int64_t outputs) const {
+    PackedMatrix part = *this;
+    if (data != nullptr) part.data += first_panel * panel_bytes();
+    part.n = outputs;
+    return part;
+  }
   static int64_t Bytes(WeightType type, int64_t n, int64_t k) {
     return PackedMatrix{nullptr, type, n, k}.bytes();
   }

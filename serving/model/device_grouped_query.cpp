@@ -98,10 +98,9 @@ void DeviceDense::ProjectWhole(int64_t layer) {
       Shard& shard = *shards_[i];
       const GroupedQueryWeights& w = Weights(shard, layer).attention();
       const PackedMatrix& qkv = w.qkv.whole();
-      PackedMatrix rows = qkv;
-      rows.n = shard.kv_heads.count() * heads_of_kv * d;
       const int64_t first = shard.kv_heads.count() * first_head * d;
-      rows.data = qkv.data + first / kPanelOutputs * qkv.panel_bytes();
+      const PackedMatrix rows =
+          qkv.From(first / kPanelOutputs, shard.kv_heads.count() * heads_of_kv * d);
       Product(
           shard, rows, shard.x, run_rows_,
           reinterpret_cast<float*>(TargetOf(i, columns, run_rows_, Wants::kAll, &Shard::whole_qkv)),

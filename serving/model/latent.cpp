@@ -292,8 +292,7 @@ void Latent::MakeQueries(const LatentWeights& w, const ActivatedRows& x, RowRang
     product.x = x.data + (piece.begin - rows.begin) * x.stride_bytes;
     product.x_stride_bytes = x.stride_bytes;
     product.m = piece.count();
-    product.w = {w.query.data + first_panel * w.query.panel_bytes(), w.query.type,
-                 end_output - first_output, w.query.k, w.query.form};
+    product.w = w.query.From(first_panel, end_output - first_output);
     product.panel_end = product.w.panels();
     product.y = out;
     product.y_stride = width;

@@ -10,10 +10,7 @@ int64_t WholePanels(int64_t n) { return (n + kPanelOutputs - 1) / kPanelOutputs 
 
 // Matrices of heads lie one after the other, each from a panel on.
 PackedMatrix OfHead(const PackedMatrix& all, int64_t n, int64_t head) {
-  const int64_t panels = WholePanels(n) / kPanelOutputs;
-  const std::byte* const data =
-      all.data == nullptr ? nullptr : all.data + head * panels * all.panel_bytes();
-  return {data, all.type, n, all.k, all.form};
+  return all.From(head * WholePanels(n) / kPanelOutputs, n);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@ namespace moesaic {
 namespace {
 
 using testing_util::Activations;
+using testing_util::AsWeights;
 using testing_util::BlockWeights;
 using testing_util::Dot;
 using testing_util::DotOf;
@@ -82,18 +83,13 @@ TEST_F(AmxTest, IntegersOfVeryLongRows) {
 // one tile and of more, some of which two tiles share.
 TEST_F(AmxTest, BlocksGiveTheBitsOfPlainCode) {
   constexpr int64_t kN = 75;
-  const auto as_weights = [&](const BlockWeights& blocks) {
-    Weights weights(scalar_, {}, 0, blocks.matrix().k, WeightType::kF32);
-    weights.matrix = blocks.matrix();
-    return weights;
-  };
   for (const char* const type : {"Q8_0", "Q4_1", "MXFP4", "Q2_K", "Q4_K", "Q6_K"}) {
     const bool large = std::string_view(type).find('K') != std::string_view::npos;
     const int64_t k = large ? 512 : 416;
     const BlockWeights gate_blocks(type, kN, k, random_, WeightType::kGguf);
     const BlockWeights up_blocks(type, kN, k, random_, WeightType::kGguf);
-    const Weights gate = as_weights(gate_blocks);
-    const Weights up = as_weights(up_blocks);
+    const Weights gate = AsWeights(gate_blocks);
+    const Weights up = AsWeights(up_blocks);
     for (const int64_t m : {1, 9, 16, 35, 130}) {
       SCOPED_TRACE(fmt::format("{}, {} rows", type, m));
       const Activations x(scalar_, random_.Normals(m * k, 0.01f), m, k, WeightType::kGguf);

@@ -18,12 +18,6 @@ using namespace testing_util;
 
 CpuKernels Table(QuantIsa isa) { return WithQuantIsa(KernelsFor(Isa::kScalar), isa); }
 
-Weights AsWeights(const BlockWeights& w) {
-  Weights weights(KernelsFor(Isa::kScalar), {}, 0, w.matrix().k, WeightType::kF32);
-  weights.matrix = w.matrix();
-  return weights;
-}
-
 Activations Rows(std::vector<float> values, int64_t rows, int64_t k) {
   return {KernelsFor(Isa::kScalar), std::move(values), rows, k, WeightType::kGguf};
 }

@@ -87,4 +87,11 @@ class BlockWeights {
   AlignedBuffer panels_;
 };
 
+// For what takes Weights. Only their matrix counts.
+inline Weights AsWeights(const BlockWeights& w) {
+  Weights weights(KernelsFor(Isa::kScalar), {}, 0, w.matrix().k, WeightType::kF32);
+  weights.matrix = w.matrix();
+  return weights;
+}
+
 }  // namespace moesaic::testing_util

@@ -32,6 +32,12 @@ const fs::path kData = fs::path(MOESAIC_TEST_DATA_DIR);
 const fs::path kMixed = kData / "gguf" / "mixed.gguf";
 const fs::path kFused = kData / "gguf" / "fused.gguf";
 
+std::vector<int32_t> Tokens() {
+  std::vector<int32_t> tokens(33);
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 29 % 90);
+  return tokens;
+}
+
 std::vector<float> LogitsOf(const fs::path& model_path, WeightType type, int64_t expert_slots,
                             const std::function<void(ModelConfig&)>& change_config = {}) {
   HarnessOptions options;
@@ -42,8 +48,7 @@ std::vector<float> LogitsOf(const fs::path& model_path, WeightType type, int64_t
   options.kv_blocks = 8;
   ModelHarness model(model_path, options);
   auto sequence = model.NewSequence(40);
-  std::vector<int32_t> tokens(33);
-  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 29 % 90);
+  const std::vector<int32_t> tokens = Tokens();
   return model.Prefill(sequence, tokens, 10);
 }
 
@@ -185,8 +190,7 @@ TEST(GgufModelTest, FusedExpertsGiveTheBitsOfTheirValues) {
   kept.weight_type = WeightType::kGgufF32;
   kept.kv_type = WeightType::kF32;
   kept.kv_blocks = 8;
-  std::vector<int32_t> tokens(33);
-  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 29 % 90);
+  const std::vector<int32_t> tokens = Tokens();
   for (const int64_t slots : {0, 2}) {
     SCOPED_TRACE(fmt::format("kept, {} slots", slots));
     kept.expert_slots = slots;
@@ -222,8 +226,7 @@ TEST(GgufModelTest, RowsOfSeveralTypesStayInTheirBlocks) {
 TEST(GgufModelTest, KeptBlocksGiveTheBitsOfTheirValues) {
   const std::vector<float> expected = LogitsOf(kMixed, WeightType::kF32, 0);
   const TempDir store;
-  std::vector<int32_t> tokens(33);
-  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 29 % 90);
+  const std::vector<int32_t> tokens = Tokens();
   for (const Isa isa : IsasOf(NumericsClass::kF32)) {
     HarnessOptions options;
     options.isa = isa;
@@ -275,8 +278,7 @@ TEST(GgufModelTest, KeptBlocksAreExactInEveryClass) {
 TEST(GgufModelTest, IntegerActivationsGiveTheSameBitsOnEveryIsa) {
   const std::vector<float> f32 = LogitsOf(kMixed, WeightType::kGgufF32, 0);
   const TempDir store;
-  std::vector<int32_t> tokens(33);
-  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 29 % 90);
+  const std::vector<int32_t> tokens = Tokens();
   std::vector<float> expected;
   for (const Isa isa : IsasOf(NumericsClass::kF32)) {
     HarnessOptions options;
@@ -309,13 +311,12 @@ TEST(GgufModelTest, IntegerActivationsGiveTheSameBitsOnEveryIsa) {
 
 class GgufBlocksTest : public testing::TestWithParam<const char*> {};
 
-// Every family with matrices in blocks (tests/reference/make_gguf_blocks.py): kept with f32
-// activations they give the bits of their values, and with int8 activations the same bits on every
-// ISA, wherever experts are and however many rows come at once.
+// Every family whose fixture has rows of whole blocks (tests/reference/make_gguf_blocks.py): kept
+// with f32 activations they give the bits of their values, and with int8 activations the same bits
+// on every ISA, wherever experts are and however many rows come at once.
 TEST_P(GgufBlocksTest, KeptBlocksGiveTheSameBitsEverywhere) {
   const fs::path path = kData / "gguf" / "blocks" / (std::string(GetParam()) + ".gguf");
-  std::vector<int32_t> tokens(33);
-  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 29 % 90);
+  const std::vector<int32_t> tokens = Tokens();
   for (const WeightType type : {WeightType::kGgufF32, WeightType::kGguf}) {
     std::vector<float> expected;
     if (type == WeightType::kGgufF32) expected = LogitsOf(path, WeightType::kF32, 0);
@@ -365,7 +366,7 @@ TEST(GgufModelTest, HeadsOfLatentAttentionStayInTheirBlocks) {
     EXPECT_EQ(matrix.k, inputs);
     EXPECT_EQ(matrix.form, GgufFormOf(*FindGgufType("Q5_0")));
   }
-  // Rows of plain floats, or of the checkpoint's one matrix, are widened.
+  // Rows of plain floats are widened.
   ModelConfig plain = config;
   plain.gguf_types["blk.1.attn_k_b.weight"] = FindGgufType("F16")->id;
   const ModelWeights widened = ModelWeights::Shapes(plain, WeightType::kGguf);
